@@ -2,6 +2,7 @@
 
     TensorPlayError
     ├── ConfigError (ValueError)             an option or argument that cannot work
+    │   └── InvalidNameError (RuntimeError)  a name that no peer can have
     ├── NotInitializedError (RuntimeError)   no agent in this process: call init_rpc first
     ├── ProtocolError (ValueError)           bytes that are not a message of this protocol
     │   └── MessageTooLargeError             a message beyond the broker's limit
@@ -22,6 +23,7 @@ from __future__ import annotations
 __all__ = [
     "BrokerError",
     "ConfigError",
+    "InvalidNameError",
     "MessageTooLargeError",
     "NotInitializedError",
     "OwnerLostError",
@@ -42,6 +44,10 @@ class TensorPlayError(Exception):
 
 class ConfigError(TensorPlayError, ValueError):
     """An option or argument has a value that cannot work."""
+
+
+class InvalidNameError(ConfigError, RuntimeError):
+    """A name that no peer can have."""
 
 
 class NotInitializedError(TensorPlayError, RuntimeError):

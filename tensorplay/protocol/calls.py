@@ -47,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         refs: References that travel inside the payload, for the receiver's accounts.
         meta: What the caller's autograd tells the callee's.
         sizes: Bytes of each payload frame if they follow in chunks, else empty.
+        devices: Where tensors of the reply belong: the callee's device to the caller's.
     """
 
     op: Op
@@ -55,6 +56,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     refs: list[RefToken] = []
     meta: bytes = b""
     sizes: list[int] = []
+    devices: dict[str, str] = {}
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):

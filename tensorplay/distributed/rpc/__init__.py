@@ -1,0 +1,81 @@
+"""Remote procedure calls through the broker.
+
+The names and their meaning are those of ``torch.distributed.rpc``.
+"""
+
+from __future__ import annotations
+
+from tensorplay.distributed.rpc import (
+    api,
+    backend_registry,
+    constants,
+    functions,
+    internal,
+    options,
+    rref_proxy,
+)
+from tensorplay.distributed.rpc.api import (
+    RRef,
+    _all_gather,
+    _barrier,
+    _delete_all_user_and_unforked_owner_rrefs,
+    _get_current_rpc_agent,
+    _is_current_rpc_agent_set,
+    _set_rpc_timeout,
+    _use_rpc_pickler,
+    _wait_all,
+    _wait_all_workers,
+    get_rpc_timeout,
+    get_worker_info,
+    list_workers,
+    remote,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+    wait_for_workers,
+)
+from tensorplay.distributed.rpc.backend_registry import BackendType
+from tensorplay.distributed.rpc.future import Future
+from tensorplay.distributed.rpc.initialize import init_rpc
+from tensorplay.distributed.rpc.options import (
+    BrokerRpcBackendOptions,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    WorkerInfo,
+)
+
+__all__ = [
+    "BackendType",
+    "BrokerRpcBackendOptions",
+    "Future",
+    "RRef",
+    "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "backend_registry",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "init_rpc",
+    "is_available",
+    "list_workers",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+    "wait_for_workers",
+]
+
+
+def is_available() -> bool:
+    """Returns whether remote procedure calls can be used: always."""
+    return True
+
+
+def _rref_context_get_debug_info() -> dict[str, str]:
+    return api._get_current_rpc_agent().rrefs.debug_info()
+
+
+def _get_debug_info() -> dict[str, str]:
+    agent = api._get_current_rpc_agent()
+    return {**agent.rrefs.debug_info(), **agent.get_debug_info()}

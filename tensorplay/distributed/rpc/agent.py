@@ -1,0 +1,565 @@
+"""The agent: what makes a process a peer, able to call and to be called.
+
+Worker and client run the same agent.  Its parts:
+
+    link      the connection to the broker, and the one thread that owns it
+    inbound   requests and replies as they come in, put together from chunks
+    calls     the table of calls that this process awaits
+    callee    runs the requests of others on ``executor`` and answers them
+    rrefs     the remote references that this process holds or owns
+
+The link's thread never runs a user's code: replies that nobody waits for are decoded by
+the pool ``_completions``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tensorplay.distributed.rpc import hooks, payload, remote_exception
+from tensorplay.distributed.rpc.address import BrokerAddress
+from tensorplay.distributed.rpc.callee import Callee
+from tensorplay.distributed.rpc.collective import Collectives
+from tensorplay.distributed.rpc.calls import CallTable, PendingCall
+from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from tensorplay.distributed.rpc.executor import Executor
+from tensorplay.distributed.rpc.future import Future
+from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message
+from tensorplay.distributed.rpc.link import Link
+from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions, WorkerInfo
+from tensorplay.distributed.rpc.roster import PeerRoster
+from tensorplay.distributed.rpc.rref_context import RRefContext
+from tensorplay.errors import (
+    BrokerError,
+    MessageTooLargeError,
+    NotInitializedError,
+    ProtocolError,
+    RegistrationError,
+    RpcTimeoutError,
+    WorkerLostError,
+)
+from tensorplay.protocol import wire
+from tensorplay.protocol.calls import Op, RefChanges, Reply, Request, Status
+from tensorplay.protocol.messages import (
+    CHUNK_BYTES,
+    PROTOCOL_VERSION,
+    Departure,
+    Hello,
+    Kind,
+    PeerInfo,
+    Refused,
+    Role,
+    Route,
+    Undeliverable,
+    Welcome,
+)
+from tensorplay.protocol.refs import RRefKey
+from tensorplay.version import __version__
+
+_log = logging.getLogger(__name__)
+
+#: Threads that decode replies which nobody waits for and run the callbacks of futures.
+COMPLETION_THREADS = 4
+#: Seconds between two looks for threads that wait unseen.
+RELIEF_SECONDS = 0.1
+
+
+class Agent:
+    """Connects this process to a broker and lets it call and be called.
+
+    Args:
+        name: Name to register.
+        address: Where the broker is.
+        role: WORKER or CLIENT.
+        rank: Rank to ask for, or -1.
+        world_size: Size of the fixed world, or None for an elastic one.
+        options: Threads, time-outs, devices.
+        device: Default device of what is placed here, as others see it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: BrokerAddress,
+        *,
+        role: Role,
+        rank: int = -1,
+        world_size: int | None = None,
+        options: BrokerRpcBackendOptions,
+        device: str = "cpu",
+    ) -> None:
+        self.options = options
+        self.address = address
+        self.world_size = world_size
+        self.pid = os.getpid()
+        self.incarnation = secrets.randbits(63) | 1
+        self.rpc_timeout = options.rpc_timeout
+        self.roster = PeerRoster()
+        self.executor = Executor(options.num_worker_threads, f"tensorplay-{name}")
+        self._completions = Executor(COMPLETION_THREADS, f"tensorplay-{name}-replies")
+        self.collectives = Collectives()
+        self._calls = CallTable()
+        self._registered = threading.Event()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._departure_callbacks: list[Callable[[Departure], None]] = []
+        self._refs_lock = threading.Lock()
+        self._next_relief = 0.0
+        self.rrefs = RRefContext(self, dispose=lambda value: self.executor.submit(_drop, value))
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            name=name,
+            namespace=address.namespace,
+            incarnation=self.incarnation,
+            role=role,
+            rank=rank,
+            world_size=world_size or 0,
+            host=socket.gethostname(),
+            pid=self.pid,
+            device=device,
+            versions={
+                "tensorplay": __version__,
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+            },
+        )
+        self._link = Link(address, hello, self, options.window_bytes)
+        self._inbound = Inbound(payload.allocate, self._link.consumed, options.window_bytes)
+        self._max_bytes: int | None = None
+
+    # Life.
+
+    def start(self) -> None:
+        """Connects and registers.
+
+        Raises:
+            RegistrationError: If the broker refuses this peer.
+            BrokerError: If it does not answer within the options' ``connect_timeout``.
+        """
+        self._link.start()
+        if not self._registered.wait(self.options.connect_timeout):
+            self.abandon()
+            raise BrokerError(
+                f"no answer from a broker at {self.address} ({', '.join(self.address.resolve())}) "
+                f"within {self.options.connect_timeout} s; is `python -m tensorplay.broker` "
+                "running there, and is the address reachable from this host?"
+            )
+        if self._failure is not None:
+            self.abandon()
+            raise self._failure
+
+    def drain(self, timeout: float | None) -> bool:
+        """Waits until own calls are answered and those of others are done.
+
+        Args:
+            timeout: Seconds to wait at most; None is no limit.
+
+        Returns:
+            Whether that came about.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        done = self._calls.wait_empty(timeout)
+        rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return self._callee_idle(rest) and done
+
+    def close(self, timeout: float = 5.0, reason: str = "left") -> None:
+        """Leaves the broker and ends every thread; calls still in flight fail."""
+        if self._closed:
+            return
+        self.flush_refs()
+        self._closed = True
+        self._link.close(timeout, reason)
+        self._end()
+
+    def abandon(self) -> None:
+        """Ends every thread without a goodbye."""
+        self._closed = True
+        self._link.abandon()
+        self._end()
+
+    def _end(self) -> None:
+        error = NotInitializedError("the agent was shut down while the call was in flight")
+        for call in self._calls.to(None):
+            call.fail(error, self._completions.submit)
+        self.rrefs.close()
+        self.executor.close()
+        self._completions.close()
+
+    # Who is there.
+
+    @property
+    def info(self) -> PeerInfo:
+        """This peer as the broker registered it."""
+        return self.roster.me
+
+    def peer(self, target: str | int | WorkerInfo | PeerInfo) -> PeerInfo:
+        """Returns the live peer of that name, rank or WorkerInfo.
+
+        Raises:
+            WorkerNotFoundError: If there is none; the text lists who is there.
+        """
+        return self.roster.find(target)
+
+    def peer_by_incarnation(self, incarnation: int) -> PeerInfo | None:
+        """Returns the live peer of that incarnation."""
+        return self.roster.get(incarnation)
+
+    def get_worker_info(self, target: str | int | WorkerInfo | None = None) -> WorkerInfo:
+        """Returns name and id of a peer, by default of this one."""
+        peer = self.info if target is None else self.peer(target)
+        return WorkerInfo(peer.name, peer.id)
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """Returns name and id of every live peer of the namespace, by id."""
+        return [WorkerInfo(peer.name, peer.id) for peer in self.roster.all()]
+
+    def on_peer_left(self, callback: Callable[[Departure], None]) -> None:
+        """Has ``callback`` run, in a thread that it must not block, when a peer goes."""
+        self._departure_callbacks.append(callback)
+
+    def get_debug_info(self) -> dict[str, str]:
+        """Returns counts of what is going on, as text."""
+        return {f"agent.{name}": str(int(value)) for name, value in self.stats().items()}
+
+    def world(self) -> list[str]:
+        """Returns the names of a fixed world's members, or of all who are here."""
+        return [
+            peer.name
+            for peer in self.roster.all()
+            if self.world_size is None or 0 <= peer.id < self.world_size
+        ]
+
+    def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
+        return dict(self.options.device_maps.get(worker.name, {}))
+
+    # Calling.
+
+    def call(
+        self,
+        peer: PeerInfo,
+        function: Callable[..., Any] | None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        hooks: bool = True,
+        op: Op = Op.CALL,
+        rref: RRefKey | None = None,
+    ) -> Future[Any]:
+        """Sends a request and returns the future of its result.
+
+        Args:
+            peer: The callee.
+            function: What it runs; None for FETCH.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            timeout: Seconds, 0 for no limit; the agent's default if not given.
+            hooks: Whether autograd takes notice.
+            op: The operation.
+            rref: The reference that REMOTE fills and FETCH reads.
+
+        Raises:
+            NotInitializedError: If the agent is closed or belongs to the parent process.
+            SerializationError: If an argument cannot travel; nothing is sent then.
+            MessageTooLargeError: If the payload exceeds the broker's limit.
+        """
+        self._check_usable()
+        seconds = self.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else float(timeout)
+        exporter = self.rrefs.exporter(peer.incarnation)
+        recorder = _Recorder(peer, hooks, exporter)
+        what = "to_here()" if op is Op.FETCH else _name(function)
+        try:
+            frames: Sequence[Frame] = (
+                recorder.without_payload()
+                if op is Op.FETCH
+                else payload.pack(
+                    (function, tuple(args), kwargs or {}),
+                    exporter=exporter,
+                    device_map=self.options.device_maps.get(peer.name),
+                    tensors_hook=recorder.record,
+                )
+            )
+            self._check_size(frames, what, peer)
+        except BaseException:
+            exporter.undo()
+            raise
+        call = PendingCall(self._calls.next_id(), peer, what, self._decode, recorder.state)
+        call.future._cancel = lambda: self._cancel(call)
+        header = Request(
+            op,
+            timeout=seconds,
+            rref=rref,
+            refs=exporter.tokens,
+            meta=recorder.meta,
+            devices=payload.inverse(self.options.device_maps.get(peer.name)),
+        )
+        self._calls.add(call, time.monotonic() + seconds if seconds else None)
+        self.flush_refs()
+        route = Route(Kind.REQUEST, peer.incarnation, self.incarnation, call.id)
+        self._dispatch(route, header, frames)
+        if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
+            self._lose(peer, "it has left")
+        return call.future
+
+    def send_refs(
+        self,
+        owner: int,
+        adds: list[tuple[RRefKey, int, int]],
+        releases: list[tuple[RRefKey, int]],
+    ) -> None:
+        """Tells the owner of references who else holds them and what was let go."""
+        peer = self.roster.get(owner)
+        if peer is None:  # nothing is owed to the dead
+            return
+        call = PendingCall(self._calls.next_id(), peer, "reference counts", self._decode)
+        call.future._retrieved = True
+        self._calls.add(call, None)
+        route = Route(Kind.REQUEST, owner, self.incarnation, call.id)
+        self._dispatch(route, Request(Op.REFS), [wire.encode(RefChanges(adds, releases))])
+
+    def flush_refs(self) -> None:
+        """Sends the reference counts that are due, before whatever is sent next."""
+        with self._refs_lock:
+            for owner, adds, releases in self.rrefs.drain():
+                self.send_refs(owner, adds, releases)
+
+    def wake(self) -> None:
+        """Has the reference counts sent soon; never blocks."""
+        self._link.wake()
+
+    def _dispatch(
+        self, route: Route, header: Request | Reply, frames: Sequence[Frame]
+    ) -> None:
+        """Sends a request or reply, or hands it to this process itself."""
+        size = sum(len(frame) for frame in frames)
+        route = Route(route.kind, route.dst, route.src, route.id, size)
+        if route.dst == self.incarnation:
+            self._complete_message(Message(route, header, frames))
+        elif size <= CHUNK_BYTES:
+            self._link.send(route, wire.encode(header), frames)
+        else:
+            header = _with_sizes(header, [len(frame) for frame in frames])
+            self._link.send_stream(
+                route, wire.encode(header), [memoryview(frame) for frame in frames]
+            )
+
+    def _reply(
+        self, peer: PeerInfo, route: Route, header: Reply, frames: Sequence[Frame]
+    ) -> None:
+        self.flush_refs()
+        self._dispatch(route, header, frames)
+
+    def _decode(self, call: PendingCall, message: Message) -> Any:
+        reply = message.header
+        assert isinstance(reply, Reply)
+        try:
+            if reply.status is Status.ERROR:
+                if call.state is not None:
+                    hooks.current().failed(call.state)
+                raise remote_exception.rebuild(remote_exception.decode(message.frames[0]))
+            if not message.frames:
+                return None
+            return payload.unpack(
+                message.frames,
+                importer=self.rrefs.importer(message.route.src),
+                tensors_hook=(
+                    (lambda tensors: hooks.current().result(call.state, reply.meta, tensors))
+                    if reply.meta
+                    else None
+                ),
+            )
+        finally:
+            self.rrefs.settle(reply.refs)
+
+    def _cancel(self, call: PendingCall) -> None:
+        if self._calls.pop(call.id) is not None:
+            self._send_cancel(call)
+
+    def _send_cancel(self, call: PendingCall) -> None:
+        if call.peer.incarnation == self.incarnation:
+            self._callee.cancel(self.incarnation, call.id)
+        else:
+            self._link.send_urgent(
+                Route(Kind.CANCEL, call.peer.incarnation, self.incarnation, call.id)
+            )
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self.pid:
+            raise NotInitializedError(
+                "this process was forked from one that had called init_rpc; an agent cannot be "
+                "shared between processes: call init_rpc in this process"
+            )
+        if self._closed:
+            raise NotInitializedError("RPC has been shut down: call init_rpc first")
+
+    def _check_size(self, frames: Sequence[Frame], what: str, peer: PeerInfo) -> None:
+        size = sum(len(frame) for frame in frames)
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise MessageTooLargeError(
+                f"the arguments of {what} for {peer.name!r} have {size} bytes, the broker routes "
+                f"at most {self._max_bytes} (its option --max-message-bytes)"
+            )
+
+    # What the link tells; all in its thread.
+
+    def on_registered(self, welcome: Welcome, again: bool) -> None:
+        """The broker has registered this peer."""
+        self.roster.update_self(welcome.peer)
+        self._max_bytes = self._inbound.max_bytes = welcome.max_message_bytes
+        for warning in welcome.warnings:
+            _log.warning("%s", warning)
+        if not again:
+            self._callee = Callee(
+                welcome.peer, self.rrefs, self.executor, self._reply, self._link.consumed
+            )
+        self._registered.set()
+
+    def on_rejected(self, refused: Refused) -> None:
+        """The broker has refused this peer."""
+        self._failure = RegistrationError(refused.text)
+        self._registered.set()
+
+    def on_peers(self, joined: Sequence[PeerInfo], left: Sequence[Departure]) -> None:
+        """Peers have come or gone."""
+        self.roster.change(joined, [gone.peer for gone in left])
+        for gone in left:
+            self._lose(gone.peer, gone.reason)
+            for callback in self._departure_callbacks:
+                callback(gone)
+
+    def on_broker_lost(self, silent_for: float) -> None:
+        """The broker is silent."""
+        _log.warning("the broker at %s is silent for %.1f s", self.address, silent_for)
+
+    def on_undeliverable(self, report: Undeliverable) -> None:
+        """A request or reply of this process reached nobody."""
+        if report.kind == Kind.REQUEST and (call := self._calls.pop(report.id)) is not None:
+            error: Exception
+            if report.code == "too-large":
+                error = MessageTooLargeError(report.text)
+            else:
+                error = WorkerLostError(f"{call.what} on {call.peer.name!r}: {report.text}")
+            call.fail(error, self._completions.submit)
+
+    def on_message(self, route: Route, frames: list[Frame]) -> None:
+        """A routed message has come."""
+        if route.kind == Kind.CANCEL:
+            self._callee.cancel(route.src, route.id)
+            return
+        message = self._inbound.feed(route, frames)
+        if message is not None:
+            self._complete_message(message)
+
+    def on_tick(self, now: float) -> float:
+        """Fails calls that have run out of time; keeps the pools and counts going."""
+        for call in self._calls.expired(now):
+            waited = now - call.started
+            call.fail(
+                RpcTimeoutError(
+                    f"RPC ran for more than set timeout ({waited * 1000:.0f} ms) and will now be "
+                    f"marked with an error: {call.what} on {call.peer.name!r}, request {call.id}"
+                ),
+                self._completions.submit,
+            )
+            self._send_cancel(call)
+        self.flush_refs()
+        wanted = self._calls.next_deadline()
+        if self.executor.backlog or self._completions.backlog:
+            if now >= self._next_relief:
+                self.executor.relieve()
+                self._completions.relieve()
+                self._next_relief = now + RELIEF_SECONDS
+            wanted = min(wanted, self._next_relief)
+        return wanted
+
+    def stats(self) -> dict[str, float]:
+        """Returns the counts that the broker's status shows of this peer."""
+        return {
+            "calls_in_flight": len(self._calls),
+            "requests_in_progress": len(self._callee) if self._registered.is_set() else 0,
+            "requests_queued": self.executor.backlog,
+            "threads": self.executor.size,
+            **self.rrefs.stats(),
+        }
+
+    def _complete_message(self, message: Message) -> None:
+        src = self.roster.get(message.route.src)
+        if src is None:
+            raise ProtocolError("its sender is not on the roster")
+        if isinstance(message.header, Request):
+            self._callee.accept(message, src)
+            return
+        call = self._calls.pop(message.route.id)
+        self.rrefs.received(message.header.refs, src.incarnation)
+        self._link.consumed(src.incarnation, message.credit)
+        if call is None:  # timed out or cancelled
+            self.rrefs.settle(message.header.refs)
+        else:
+            call.arrive(message, self._completions.submit)
+
+    def _lose(self, peer: PeerInfo, reason: str) -> None:
+        """Fails what is in flight to a peer that is gone, and forgets what is its."""
+        calls = self._calls.to(peer.incarnation)
+        for call in calls:
+            call.fail(
+                WorkerLostError(
+                    f"worker {peer.name!r} (id {peer.id}) died while running {call.what} "
+                    f"(request {call.id}, {len(calls)} in flight to it from here): {reason}"
+                ),
+                self._completions.submit,
+            )
+        self._link._post(lambda: self._link.drop(peer.incarnation))
+        self._inbound.drop(peer.incarnation)
+        self._callee.peer_left(peer.incarnation)
+        self.rrefs.peer_left(peer.incarnation)
+        self.collectives.peer_left(peer.name)
+
+    def _callee_idle(self, timeout: float | None) -> bool:
+        return self._callee.wait_idle(timeout)
+
+
+class _Recorder:
+    """Shows autograd the tensors of a request while it is packed."""
+
+    def __init__(self, peer: PeerInfo, enabled: bool, exporter: Any) -> None:
+        self._peer = peer
+        self._enabled = enabled
+        self._exporter = exporter
+        self.meta = b""
+        self.state: Any = None
+
+    def record(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._enabled:
+            self.meta, self.state = hooks.current().request(
+                tensors, self._peer, self._exporter.rrefs
+            )
+        return tensors
+
+    def without_payload(self) -> list[Frame]:
+        self.record([])
+        return []
+
+
+def _with_sizes(header: Request | Reply, sizes: list[int]) -> Request | Reply:
+    import msgspec
+
+    return msgspec.structs.replace(header, sizes=sizes)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", None) or getattr(function, "name", function))
+
+
+def _drop(value: Any) -> None:
+    """Lets go of the last reference to a user's object outside the link's thread."""
+    del value

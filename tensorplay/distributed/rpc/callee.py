@@ -1,0 +1,246 @@
+"""The callee's side: runs what others ask for and answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tensorplay.distributed.rpc import hooks, payload, remote_exception
+from tensorplay.distributed.rpc.executor import Executor
+from tensorplay.distributed.rpc.inbound import Frame, Message
+from tensorplay.distributed.rpc.rref_context import RRefContext
+from tensorplay.errors import RpcTimeoutError
+from tensorplay.protocol.calls import Op, Reply, Request, Status, decode_changes
+from tensorplay.protocol.messages import Kind, PeerInfo, Route
+
+_log = logging.getLogger(__name__)
+
+#: Marks functions whose result is a future of the result.
+ASYNC_EXECUTION_MARK = "_wrapped_async_rpc_function"
+
+
+@dataclass
+class Job:
+    """A request that has not been answered.
+
+    Attributes:
+        message: The request.
+        src: Who asks.
+        expires: When the caller stops waiting, by this process's clock.
+        cancelled: Whether the caller has said that it does not want the result.
+        execution: What autograd keeps of the call while it runs.
+    """
+
+    message: Message
+    src: PeerInfo
+    expires: float
+    cancelled: bool = False
+    execution: hooks.Execution | None = None
+
+    @property
+    def request(self) -> Request:
+        """The request's header."""
+        assert isinstance(self.message.header, Request)
+        return self.message.header
+
+
+class Callee:
+    """Runs requests on a pool and sends the replies.
+
+    Args:
+        me: This process.
+        rrefs: The remote references of this process.
+        executor: The pool.
+        reply: Sends a reply: receiver, route, header, payload frames.
+        consumed: Grants a sender credit for so many bytes.
+    """
+
+    def __init__(
+        self,
+        me: PeerInfo,
+        rrefs: RRefContext,
+        executor: Executor,
+        reply: Callable[[PeerInfo, Route, Reply, Sequence[Frame]], None],
+        consumed: Callable[[int, int], None],
+    ) -> None:
+        self._me = me
+        self._rrefs = rrefs
+        self._executor = executor
+        self._send_reply = reply
+        self._consumed = consumed
+        self._jobs: dict[tuple[int, int], Job] = {}
+        self._drained = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def accept(self, message: Message, src: PeerInfo) -> None:
+        """Takes a request; never blocks and runs no user code."""
+        request = message.header
+        assert isinstance(request, Request)
+        expires = time.monotonic() + request.timeout if request.timeout else float("inf")
+        job = Job(message, src, expires)
+        self._rrefs.received(request.refs, src.incarnation)
+        if request.op is Op.REFS:
+            changes = decode_changes(message.frames[0])
+            self._rrefs.apply(src.incarnation, changes.adds, changes.releases)
+            self._release(job)
+            self._answer(job, Reply(Status.OK), [])
+            return
+        self._jobs[src.incarnation, message.route.id] = job
+        if request.op is Op.FETCH:
+            self._release(job)
+            assert request.rref is not None
+            future = self._rrefs.entry_future(request.rref)
+            future.add_done_callback(lambda done: self._executor.submit(self._fetched, job, done))
+            return
+        if request.op is Op.REMOTE:
+            assert request.rref is not None
+            self._rrefs.expect(request.rref, src.incarnation)
+        self._executor.submit(self._run, job)
+
+    def cancel(self, src: int, id: int) -> None:
+        """Notes that the caller no longer wants the result of a request."""
+        job = self._jobs.get((src, id))
+        if job is not None:
+            job.cancelled = True
+
+    def peer_left(self, incarnation: int) -> None:
+        """Cancels the requests of a peer that is gone."""
+        for job in list(self._jobs.values()):
+            if job.src.incarnation == incarnation:
+                job.cancelled = True
+
+    def wait_idle(self, timeout: float | None) -> bool:
+        """Waits until no request is being worked on; returns whether that came about."""
+        with self._drained:
+            return self._drained.wait_for(lambda: not self._jobs, timeout)
+
+    def _run(self, job: Job) -> None:
+        if job.cancelled or time.monotonic() > job.expires:
+            self._discard(job)
+            return
+        try:
+            function, args, kwargs = self._unpack(job)
+            if job.execution is None:
+                result = function(*args, **kwargs)
+            else:
+                with job.execution.activate():
+                    result = function(*args, **kwargs)
+            if hasattr(function, ASYNC_EXECUTION_MARK):
+                self._await_result(job, function, result)
+            else:
+                self._succeed(job, result)
+        except BaseException as error:
+            self._fail(job, error)
+
+    def _unpack(self, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        request = job.request
+
+        try:
+            function, args, kwargs = payload.unpack(
+                job.message.frames,
+                importer=self._rrefs.importer(job.src.incarnation),
+                tensors_hook=(lambda tensors: _enter(job, tensors)) if request.meta else None,
+            )
+            return function, args, kwargs
+        finally:
+            self._release(job)
+
+    def _release(self, job: Job) -> None:
+        """Lets go of the request's payload: it is unpacked, or never will be."""
+        job.message.frames = ()
+        self._rrefs.settle(job.request.refs)
+        self._consumed(job.src.incarnation, job.message.credit)
+
+    def _await_result(self, job: Job, function: Callable[..., Any], result: Any) -> None:
+        if not isinstance(result, torch._C.Future):
+            raise TypeError(
+                "Functions decorated with @rpc.functions.async_execution must return a "
+                f"torch.futures.Future, but {getattr(function, '__qualname__', function)} "
+                f"returned {type(result).__name__}"
+            )
+
+        def completed(done: torch.futures.Future[Any]) -> None:
+            self._executor.submit(self._fetched, job, done)
+
+        result.add_done_callback(completed)
+
+    def _fetched(self, job: Job, done: torch.futures.Future[Any]) -> None:
+        try:
+            if job.request.op is Op.FETCH and job.request.meta:
+                _enter(job, [])
+            self._succeed(job, done.value())
+        except BaseException as error:
+            self._fail(job, error)
+
+    def _succeed(self, job: Job, result: Any) -> None:
+        """Keeps or sends the result; raises if it cannot be sent."""
+        request = job.request
+        if request.op is Op.REMOTE:
+            assert request.rref is not None
+            self._rrefs.fulfil(request.rref, result)
+            self._answer(job, Reply(Status.OK), [])
+            return
+        meta = b""
+        execution = job.execution
+
+        def leave(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            nonlocal meta
+            if execution is not None:
+                meta = execution.reply(tensors)
+            return tensors
+
+        exporter = self._rrefs.exporter(job.src.incarnation)
+        frames = payload.pack(
+            result,
+            exporter=exporter,
+            device_map=payload.device_map(request.devices),
+            tensors_hook=leave,
+        )
+        self._answer(job, Reply(Status.OK, refs=exporter.tokens, meta=meta), frames)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        request = job.request
+        if job.execution is not None:
+            job.execution.failed()
+        if request.op is Op.REMOTE and request.rref is not None:
+            self._rrefs.fail(request.rref, error)
+        failure = remote_exception.describe(error, self._me.name)
+        self._answer(job, Reply(Status.ERROR), [remote_exception.encode(failure)])
+
+    def _discard(self, job: Job) -> None:
+        """Drops a request whose caller has stopped waiting before it began."""
+        self._release(job)
+        if job.request.op is Op.REMOTE:
+            self._fail(job, RpcTimeoutError("the caller stopped waiting before the call began"))
+            return
+        self._done(job)
+
+    def _answer(self, job: Job, reply: Reply, frames: Sequence[Frame]) -> None:
+        route = Route(
+            Kind.REPLY, job.src.incarnation, self._me.incarnation, job.message.route.id
+        )
+        job.execution = None
+        self._send_reply(job.src, route, reply, frames)
+        self._done(job)
+
+    def _done(self, job: Job) -> None:
+        with self._drained:
+            self._jobs.pop((job.src.incarnation, job.message.route.id), None)
+            if not self._jobs:
+                self._drained.notify_all()
+
+
+def _enter(job: Job, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Shows autograd the tensors of a request and returns those to use in their place."""
+    job.execution = hooks.current().execute(
+        job.request.meta, job.src, job.message.route.id, tensors
+    )
+    return job.execution.tensors

@@ -1,0 +1,53 @@
+"""The agent of this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from tensorplay.errors import NotInitializedError
+
+if TYPE_CHECKING:
+    from tensorplay.distributed.rpc.agent import Agent
+
+_lock = threading.Lock()
+_agent: Agent | None = None
+
+
+def agent() -> Agent:
+    """Returns the agent of this process.
+
+    Raises:
+        NotInitializedError: If it has none, or only the one it inherited by a fork.
+    """
+    current = _agent
+    if current is None:
+        raise NotInitializedError(
+            "RPC has not been initialized in this process: call "
+            "tensorplay.distributed.rpc.init_rpc first"
+        )
+    if current.pid != os.getpid():
+        raise NotInitializedError(
+            "RPC has not been initialized in this process, which was forked from one where it "
+            "was: an agent cannot be shared between processes, call init_rpc in this process"
+        )
+    return current
+
+
+def is_set() -> bool:
+    """Returns whether this process has an agent of its own."""
+    return _agent is not None and _agent.pid == os.getpid()
+
+
+def set_agent(new: Agent | None) -> None:
+    """Makes ``new`` the agent of this process, or leaves it without one.
+
+    Raises:
+        RuntimeError: If it has one already.
+    """
+    global _agent
+    with _lock:
+        if new is not None and is_set():
+            raise RuntimeError("RPC is already initialized: call shutdown first")
+        _agent = new

@@ -1,0 +1,175 @@
+"""Futures: torch's own, with a time-out, cancellation and ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from tensorplay.distributed.rpc.executor import blocked
+from tensorplay.errors import RpcTimeoutError
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_log = logging.getLogger(__name__)
+
+
+class Future(torch.futures.Future[T], Generic[T]):
+    """A ``torch.futures.Future`` that can be awaited, cancelled, and waited for with a limit.
+
+    An exception that nobody retrieves is logged when the future is dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._retrieved = False
+        self._failure: BaseException | None = None
+        self._cancelled = False
+        self._complete: Callable[[float | None], None] | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Blocks until the result is there and returns it.
+
+        Args:
+            timeout: Seconds to wait at most; None is no limit. The call goes on.
+
+        Raises:
+            RpcTimeoutError: If the time is up. Whatever the call raised otherwise.
+        """
+        self._retrieved = True
+        if not self.done():
+            with blocked():
+                self._wait_until_done(timeout)
+        return cast(T, super().wait())
+
+    def value(self) -> T:
+        """Returns the result of a completed future.
+
+        Raises:
+            RuntimeError: If it is not completed. Whatever the call raised otherwise.
+        """
+        self._retrieved = True
+        return cast(T, super().value())
+
+    def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:  # type: ignore[override]
+        """Returns a future of ``callback(self)``, which runs when this one is done.
+
+        Args:
+            callback: Takes the completed future. What it raises fails the new future.
+        """
+        following: Future[S] = Future()
+
+        def run(done: torch.futures.Future[T]) -> None:
+            try:
+                result = callback(self)
+            except BaseException as error:
+                following.set_exception(error)
+            else:
+                following.set_result(result)
+
+        self._retrieved = True
+        super().add_done_callback(run)
+        return following
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        """Runs ``callback(self)`` when the future is done; what it raises is logged."""
+        self._retrieved = True
+
+        def run(done: torch.futures.Future[T]) -> None:
+            try:
+                callback(self)
+            except BaseException:
+                _log.exception("a done callback of a future failed")
+
+        super().add_done_callback(run)
+
+    def set_exception(self, result: BaseException) -> None:  # type: ignore[override]
+        """Completes the future with an exception, which ``wait`` then raises."""
+        if not isinstance(result, BaseException):
+            raise TypeError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
+        self._failure = result
+        self._set_unwrap_func(_raise)
+        super().set_result(result)  # type: ignore[arg-type]
+
+    def exception(self) -> BaseException | None:
+        """Returns the exception of a completed future, or None."""
+        self._retrieved = True
+        return self._failure
+
+    def cancel(self) -> bool:
+        """Gives up the call: its result is not wanted any more.
+
+        The callee drops it if it has not begun; a running one goes on, its result is
+        discarded. ``wait`` then raises ``asyncio.CancelledError``'s sibling of the standard
+        library, ``concurrent.futures.CancelledError``.
+
+        Returns:
+            Whether the future was still pending.
+        """
+        from concurrent.futures import CancelledError
+
+        with self._lock:
+            if self.done():
+                return False
+            self._cancelled = True
+        if self._cancel is not None:
+            self._cancel()
+        self._retrieved = True
+        try:
+            self.set_exception(CancelledError("the call was cancelled by its caller"))
+        except RuntimeError:  # completed in the meantime
+            self._cancelled = False
+            return False
+        return True
+
+    def cancelled(self) -> bool:
+        """Returns whether ``cancel`` ended the future."""
+        return self._cancelled
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Waits in the running event loop without blocking it."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+        try:
+            yield from waiter.__await__()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.wait()
+
+    def __del__(self) -> None:
+        failure = getattr(self, "_failure", None)
+        if failure is not None and not self._retrieved:
+            _log.error(
+                "a call failed and nobody asked for its result: %s: %s",
+                type(failure).__name__,
+                failure,
+            )
+
+    def _wait_until_done(self, timeout: float | None) -> None:
+        complete = self._complete
+        if complete is not None:
+            complete(timeout)
+        if timeout is None or self.done():
+            return
+        event = threading.Event()
+        super().add_done_callback(lambda _: event.set())
+        if not event.wait(timeout):
+            raise RpcTimeoutError(f"no result within the {timeout} s that wait() was given")
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,134 @@
+"""Joining: ``init_rpc``."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+
+from tensorplay.distributed.rpc import current, rendezvous
+from tensorplay.distributed.rpc.agent import Agent
+from tensorplay.distributed.rpc.backend_registry import BackendType
+from tensorplay.distributed.rpc.options import (
+    BrokerRpcBackendOptions,
+    RpcBackendOptions,
+    check_name,
+)
+from tensorplay.errors import BrokerError, ConfigError
+from tensorplay.protocol.messages import Role
+
+_log = logging.getLogger(__name__)
+
+
+def init_rpc(
+    name: str,
+    backend: BackendType | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+    *,
+    broker: str | None = None,
+    role: Role | None = None,
+    device: str = "cpu",
+) -> None:
+    """Makes this process a peer: able to call and to be called.
+
+    With ``world_size`` it waits until all of the world have come, and ``shutdown`` waits
+    for all of them. Without, it joins at once and leaves when it likes.
+
+    Args:
+        name: Name to register, unique in the namespace.
+        backend: Kept for scripts written for ``torch.distributed.rpc``; there is one.
+        rank: Rank to take. Without one a worker gets the lowest that is free, a client none.
+        world_size: Number of processes of a fixed world.
+        rpc_backend_options: A ``BrokerRpcBackendOptions``.
+        broker: ``"tcp://host:port[/namespace]"`` or ``"ipc://path[?namespace]"``. Not given,
+            the options' ``init_method`` decides, then the variable TENSORPLAY_BROKER, then
+            MASTER_ADDR and MASTER_PORT, where rank 0 starts the broker; else a broker is
+            started on the loopback interface of this machine.
+        role: WORKER is given a rank even if it asks for none; the default is CLIENT.
+        device: Default device of what is placed here, as others see it.
+
+    Raises:
+        RuntimeError: If this process is a peer already.
+        RegistrationError: If the broker refuses: the name or rank is not unique, or the
+            versions do not fit.
+        BrokerError: If no broker answers, or not all of the world come in time.
+        ConfigError: If an argument cannot work.
+        TypeError: If an argument has the wrong type.
+    """
+    options = _checked_options(backend, rpc_backend_options)
+    check_name(name)
+    if current.is_set():
+        raise RuntimeError("RPC is already initialized: call shutdown first")
+    if world_size is None and rank < 0 and broker is None and options.init_method is None:
+        rank, world_size = _from_launcher(rank)
+    if world_size is not None and not 0 <= rank < world_size:
+        raise ConfigError(
+            f"a fixed world of {world_size} needs a rank from 0 to {world_size - 1}, got {rank}"
+        )
+    fixed = world_size is not None
+    agent = Agent(
+        name,
+        rendezvous.find_broker(broker, options.init_method, rank),
+        role=role or (Role.WORKER if fixed else Role.CLIENT),
+        rank=rank,
+        world_size=world_size,
+        options=options,
+        device=device,
+    )
+    try:
+        agent.start()
+        if world_size is not None:
+            _wait_for_world(agent, world_size, options.world_timeout)
+        current.set_agent(agent)
+    except BaseException:
+        agent.close(timeout=1.0, reason="did not join")
+        rendezvous.stop_embedded_broker()
+        raise
+
+
+def _checked_options(
+    backend: BackendType | None, options: RpcBackendOptions | None
+) -> BrokerRpcBackendOptions:
+    if backend is not None and not isinstance(backend, BackendType):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if options is None:
+        return BrokerRpcBackendOptions()
+    if not isinstance(options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if not isinstance(options, BrokerRpcBackendOptions):
+        if backend is None:
+            raise TypeError(f"Could not infer backend for options {options}")
+        raise TypeError(
+            f"the backend {backend!r} takes BrokerRpcBackendOptions, not {type(options).__name__}"
+        )
+    return options
+
+
+def _from_launcher(rank: int) -> tuple[int, int | None]:
+    """Returns rank and world size as ``torchrun`` and its like put them in the environment."""
+    if "MASTER_ADDR" in os.environ and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return rank, None
+
+
+def _wait_for_world(agent: Agent, world_size: int, timeout: float) -> None:
+    def missing() -> list[int]:
+        present = {peer.id for peer in agent.roster.all()}
+        return [rank for rank in range(world_size) if rank not in present]
+
+    if not agent.roster.wait_for(lambda: not missing(), timeout):
+        raise BrokerError(
+            f"ranks {missing()} of a world of {world_size} did not come within {timeout} s; "
+            f"registered are {agent.roster.describe()}"
+        )
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """An interpreter that ends without ``shutdown`` says goodbye, and does not hang."""
+    if current.is_set():
+        current.agent().close(timeout=1.0, reason="its process ended")
+        current.set_agent(None)
+        rendezvous.stop_embedded_broker()

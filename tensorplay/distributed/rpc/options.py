@@ -1,0 +1,225 @@
+"""What a process tells ``init_rpc`` about itself, and how workers are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TypeAlias
+
+import torch
+
+from tensorplay.distributed.rpc.constants import (
+    DEFAULT_CONNECT_TIMEOUT_SEC,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_PROCESS_GROUP_TIMEOUT,
+    DEFAULT_RPC_TIMEOUT_SEC,
+    DEFAULT_WINDOW_BYTES,
+)
+from tensorplay.errors import ConfigError, InvalidNameError
+
+DeviceType: TypeAlias = int | str | torch.device
+DeviceMap: TypeAlias = dict[torch.device, torch.device]
+
+#: Names are shorter than this.
+MAX_NAME_LENGTH = 128
+_NAME = re.compile(r"[A-Za-z0-9_:-]*")
+
+__all__ = [
+    "BrokerRpcBackendOptions",
+    "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+]
+
+
+class WorkerInfo:
+    """Name and id of a peer; immutable, hashable, equal by both.
+
+    Args:
+        name: Unique in the namespace.
+        id: The rank, or a negative number for a client without one.
+
+    Raises:
+        InvalidNameError: If no peer can have that name.
+    """
+
+    __slots__ = ("_id", "_name")
+
+    def __init__(self, name: str, id: int) -> None:
+        check_name(name)
+        self._name = name
+        self._id = id
+
+    @property
+    def name(self) -> str:
+        """The peer's name."""
+        return self._name
+
+    @property
+    def id(self) -> int:
+        """The peer's rank, or a negative number."""
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkerInfo):
+            return NotImplemented
+        return (self._name, self._id) == (other._name, other._id)
+
+    def __hash__(self) -> int:
+        return hash((self._name, self._id))
+
+    def __reduce__(self) -> tuple[type[WorkerInfo], tuple[str, int]]:
+        return WorkerInfo, (self._name, self._id)
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self._id}, name={self._name})"
+
+
+def check_name(name: str) -> None:
+    """Checks that a peer can have that name.
+
+    Raises:
+        InvalidNameError: If not; the text says what a name may be.
+    """
+    if not name:
+        raise InvalidNameError("Worker name must be non-empty")
+    if len(name) >= MAX_NAME_LENGTH:
+        raise InvalidNameError(
+            f"Worker name must be shorter than {MAX_NAME_LENGTH} characters, "
+            f"{name[:20]!r}... has {len(name)}"
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidNameError(f"Worker name must match {_NAME.pattern}, but got {name!r}")
+
+
+class RpcBackendOptions:
+    """Options that every backend has.
+
+    Args:
+        rpc_timeout: Seconds until an unanswered call fails; 0 is no limit.
+        init_method: Where the broker is: ``"tcp://host:port[/namespace]"``,
+            ``"ipc://path[?namespace]"``, or ``"env://"``. None leaves it to ``init_rpc``.
+
+    Raises:
+        ConfigError: If the time-out is negative.
+        TypeError: If it is no number.
+    """
+
+    def __init__(
+        self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str | None = None
+    ) -> None:
+        self.rpc_timeout = rpc_timeout
+        self.init_method = init_method
+
+    @property
+    def rpc_timeout(self) -> float:
+        """Seconds until an unanswered call fails; 0 is no limit."""
+        return self._rpc_timeout
+
+    @rpc_timeout.setter
+    def rpc_timeout(self, seconds: float) -> None:
+        if isinstance(seconds, (timedelta, str, bytes)) or not hasattr(seconds, "__float__"):
+            raise TypeError(
+                f"rpc_timeout takes a number of seconds, got {seconds!r}: incompatible type "
+                f"{type(seconds).__name__}"
+            )
+        if not float(seconds) >= 0.0:
+            raise ConfigError(f"rpc_timeout must be 0 (no limit) or more seconds, got {seconds}")
+        self._rpc_timeout = float(seconds)
+
+
+class BrokerRpcBackendOptions(RpcBackendOptions):
+    """Options of the agent that talks through a broker.
+
+    Args:
+        num_worker_threads: Threads that run the calls of others. The pool grows while
+            calls wait for further calls, so that nesting never deadlocks.
+        rpc_timeout: Seconds until an unanswered call fails; 0 is no limit.
+        init_method: Where the broker is, see ``RpcBackendOptions``.
+        device_maps: For each callee, by name, which of its devices a tensor on a device of
+            this process goes to. Tensors on devices that are not mapped arrive on the host.
+        devices: The CUDA devices that this process uses for calls; kept for its readers,
+            every device can be used whether it is named here or not.
+        connect_timeout: Seconds to wait for the broker; None is no limit.
+        world_timeout: Seconds to wait for all members of a fixed world.
+        window_bytes: Payload bytes that may be under way to one peer before it has consumed
+            them; a sender beyond it waits.
+
+    Raises:
+        ConfigError: If a value cannot work; the text names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str | None = None,
+        device_maps: Mapping[str, Mapping[DeviceType, DeviceType]] | None = None,
+        devices: Sequence[DeviceType] | None = None,
+        connect_timeout: float | None = DEFAULT_CONNECT_TIMEOUT_SEC,
+        world_timeout: float = DEFAULT_PROCESS_GROUP_TIMEOUT.total_seconds(),
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
+    ) -> None:
+        super().__init__(rpc_timeout, init_method)
+        if num_worker_threads < 1:
+            raise ConfigError(f"num_worker_threads must be at least 1, got {num_worker_threads}")
+        if window_bytes < 1:
+            raise ConfigError(f"window_bytes must be at least 1, got {window_bytes}")
+        self.num_worker_threads = num_worker_threads
+        self.connect_timeout = connect_timeout
+        self.world_timeout = world_timeout
+        self.window_bytes = window_bytes
+        self.device_maps: dict[str, DeviceMap] = {}
+        for name, device_map in (device_maps or {}).items():
+            self.set_device_map(name, device_map)
+        self.devices: list[torch.device] = []
+        self.set_devices(devices or [])
+
+    def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
+        """Adds to the map of devices for one callee.
+
+        Args:
+            to: Name of the callee.
+            device_map: This process's device to the callee's; one to one.
+
+        Raises:
+            ConfigError: If two devices are mapped to one, or one to two.
+        """
+        merged = dict(self.device_maps.get(to, {}))
+        for source, target in device_map.items():
+            source, target = torch.device(source), torch.device(target)
+            if merged.get(source, target) != target:
+                raise ConfigError(
+                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {source} "
+                    f"to {target} and {merged[source]}"
+                )
+            merged[source] = target
+        sources: DeviceMap = {}
+        for source, target in merged.items():
+            if target in sources:
+                raise ConfigError(
+                    "`device_map` only supports 1-to-1 mapping, trying to map "
+                    f"{source} and {sources[target]} to {target}"
+                )
+            sources[target] = source
+        self.device_maps[to] = merged
+
+    def set_devices(self, devices: Sequence[DeviceType]) -> None:
+        """Sets the CUDA devices that this process uses for calls.
+
+        Raises:
+            ConfigError: If one is no CUDA device.
+        """
+        self.devices = [torch.device(device) for device in devices]
+        for device in self.devices:
+            if device.type != "cuda":
+                raise ConfigError(
+                    "`set_devices` expect a list of CUDA devices, but got "
+                    f"device type {device.type}."
+                )
+
+
+#: The name that scripts written for ``torch.distributed.rpc`` use.
+TensorPipeRpcBackendOptions = BrokerRpcBackendOptions

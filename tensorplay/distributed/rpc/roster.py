@@ -1,0 +1,96 @@
+"""The peers that this process knows of, found by name, rank or incarnation."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tensorplay.distributed.rpc.options import WorkerInfo
+from tensorplay.errors import WorkerNotFoundError
+from tensorplay.protocol.messages import PeerInfo
+
+
+class PeerRoster:
+    """Thread-safe view of the namespace; changes wake those who wait for a peer."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._peers: dict[int, PeerInfo] = {}
+        self._by_name: dict[str, PeerInfo] = {}
+        self._by_id: dict[int, PeerInfo] = {}
+        self._me: PeerInfo | None = None
+
+    @property
+    def me(self) -> PeerInfo:
+        """This process's own entry."""
+        assert self._me is not None, "not registered yet"
+        return self._me
+
+    def update_self(self, me: PeerInfo) -> None:
+        """Notes how the broker has registered this process."""
+        self._me = me
+        self.change([me], [])
+
+    def change(self, joined: Sequence[PeerInfo], left: Sequence[PeerInfo]) -> None:
+        """Removes and adds peers."""
+        with self._changed:
+            for peer in left:
+                self._peers.pop(peer.incarnation, None)
+            for peer in joined:
+                self._peers[peer.incarnation] = peer
+            self._by_name = {peer.name: peer for peer in self._peers.values()}
+            self._by_id = {peer.id: peer for peer in self._peers.values()}
+            self._changed.notify_all()
+
+    def get(self, incarnation: int) -> PeerInfo | None:
+        """Returns the live peer of that incarnation."""
+        return self._peers.get(incarnation)
+
+    def all(self) -> list[PeerInfo]:
+        """Returns the live peers, those with ranks first, by rank."""
+        return sorted(self._peers.values(), key=lambda peer: (peer.id < 0, abs(peer.id)))
+
+    def find(self, target: str | int | WorkerInfo | PeerInfo) -> PeerInfo:
+        """Returns the live peer that ``target`` names.
+
+        Raises:
+            WorkerNotFoundError: If there is none; the text lists who is there.
+            TypeError: If ``target`` is neither a name, a rank nor a WorkerInfo.
+        """
+        peer: PeerInfo | None
+        if isinstance(target, str):
+            peer = self._by_name.get(target)
+        elif isinstance(target, bool):
+            raise TypeError(f"a worker is named by str, int or WorkerInfo, not {target!r}")
+        elif isinstance(target, int):
+            peer = self._by_id.get(target)
+        elif isinstance(target, WorkerInfo):
+            peer = self._by_name.get(target.name)
+            if peer is not None and peer.id != target.id:
+                peer = None
+        elif isinstance(target, PeerInfo):
+            peer = self._peers.get(target.incarnation)
+        else:
+            raise TypeError(f"a worker is named by str, int or WorkerInfo, not {target!r}")
+        if peer is None:
+            raise WorkerNotFoundError(
+                f"Unknown destination worker {target!r}: could not find destination; "
+                f"registered are {self.describe()}"
+            )
+        return peer
+
+    def describe(self) -> str:
+        """Returns names and ids of the live peers for a message."""
+        return ", ".join(f"{peer.name} ({peer.id})" for peer in self.all()) or "none"
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits until ``condition`` holds, looking at each change; returns whether it does."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not condition():
+                rest = None if deadline is None else deadline - time.monotonic()
+                if rest is not None and rest <= 0.0:
+                    return False
+                self._changed.wait(rest)
+        return True
