@@ -12,6 +12,7 @@
     ├── WorkerLostError (ConnectionError, RuntimeError)   the peer left or died with calls in flight
     │   └── OwnerLostError                   the owner of an RRef or module is gone
     ├── RpcTimeoutError (TimeoutError, RuntimeError)      a call outlived its time-out
+    ├── RRefError (RuntimeError)             a remote reference used where or when it cannot be
     ├── SerializationError (TypeError)       an object that cannot travel
     └── RemoteError (RuntimeError)           the callee raised something that cannot be rebuilt here
 
@@ -28,6 +29,7 @@ __all__ = [
     "NotInitializedError",
     "OwnerLostError",
     "ProtocolError",
+    "RRefError",
     "RegistrationError",
     "RemoteError",
     "RpcTimeoutError",
@@ -84,6 +86,10 @@ class OwnerLostError(WorkerLostError):
 
 class RpcTimeoutError(TensorPlayError, TimeoutError, RuntimeError):
     """A call did not finish within its time-out."""
+
+
+class RRefError(TensorPlayError, RuntimeError):
+    """A remote reference was used where, or when, it cannot be."""
 
 
 class SerializationError(TensorPlayError, TypeError):
