@@ -27,7 +27,8 @@ PROTOCOL_VERSION = 1
 DEFAULT_NAMESPACE = "default"
 
 #: Peers without a rank have negative ids in ``WorkerInfo``; the first one gets this.
-FIRST_RANKLESS_ID = -1
+#: (-1 in a HELLO asks for no rank.)
+FIRST_RANKLESS_ID = -2
 
 #: A frame is never larger than this: larger payloads are cut into CHUNK messages.
 CHUNK_BYTES = 1 << 20
@@ -109,7 +110,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.HELLO)):
     """Register the sender.  ``protocol`` stays the first field for ever.
 
     Attributes:
-        rank: The rank asked for, or -1 for none.
+        rank: The rank asked for, or -1 for none; below it, the id that the peer had before.
         world_size: Size of a fixed world, or 0 for an elastic one.
     """
 
@@ -164,10 +165,17 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.REFUSED
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.ROSTER)):
-    """Changes among the peers of the receiver's namespace."""
+    """Changes among the peers of the receiver's namespace.
+
+    Attributes:
+        joined: Who has come.
+        left: Who has gone.
+        refused: Why members of the receiver's fixed world were refused: it waits in vain.
+    """
 
     joined: list[PeerInfo] = []
     left: list[Departure] = []
+    refused: list[str] = []
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.HEARTBEAT)):

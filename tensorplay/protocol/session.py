@@ -77,10 +77,11 @@ class Rejected:
 
 @dataclass(frozen=True)
 class PeersChanged:
-    """Command: tell the owner who came and who went."""
+    """Command: tell the owner who came, who went, and who was refused to its fixed world."""
 
     joined: tuple[PeerInfo, ...] = ()
     left: tuple[Departure, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,8 @@ class PeerSession:
         for peer in roster.joined:
             self.peers[peer.incarnation] = peer
             self._missing_until.pop(peer.incarnation, None)
-        return [PeersChanged(joined, left)] if joined or left else []
+        refused = tuple(roster.refused)
+        return [PeersChanged(joined, left, refused)] if joined or left or refused else []
 
     def _expire_missing(self, now: float) -> list[Command]:
         expired = [key for key, until in self._missing_until.items() if now >= until]

@@ -64,6 +64,7 @@ from tensorplay.protocol.messages import (
     Welcome,
 )
 from tensorplay.protocol.refs import RRefKey
+from tensorplay.protocol.session import PeersChanged
 from tensorplay.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -429,10 +430,12 @@ class Agent:
         self._failure = RegistrationError(refused.text)
         self._registered.set()
 
-    def on_peers(self, joined: Sequence[PeerInfo], left: Sequence[Departure]) -> None:
-        """Peers have come or gone."""
-        self.roster.change(joined, [gone.peer for gone in left])
-        for gone in left:
+    def on_peers(self, changed: PeersChanged) -> None:
+        """Peers have come, gone, or been refused."""
+        self.roster.change(
+            changed.joined, [gone.peer for gone in changed.left], changed.refused
+        )
+        for gone in changed.left:
             self._lose(gone.peer, gone.reason)
             for callback in self._departure_callbacks:
                 callback(gone)

@@ -14,7 +14,7 @@ from tensorplay.distributed.rpc.options import (
     RpcBackendOptions,
     check_name,
 )
-from tensorplay.errors import BrokerError, ConfigError
+from tensorplay.errors import BrokerError, ConfigError, RegistrationError
 from tensorplay.protocol.messages import Role
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,11 @@ def _wait_for_world(agent: Agent, world_size: int, timeout: float) -> None:
         present = {peer.id for peer in agent.roster.all()}
         return [rank for rank in range(world_size) if rank not in present]
 
-    if not agent.roster.wait_for(lambda: not missing(), timeout):
+    refused = agent.roster.refused
+    complete = agent.roster.wait_for(lambda: bool(refused) or not missing(), timeout)
+    if refused:
+        raise RegistrationError(f"the world cannot be complete: {refused[0]}")
+    if not complete:
         raise BrokerError(
             f"ranks {missing()} of a world of {world_size} did not come within {timeout} s; "
             f"registered are {agent.roster.describe()}"

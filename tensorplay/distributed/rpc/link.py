@@ -21,10 +21,8 @@ from tensorplay.errors import ProtocolError
 from tensorplay.protocol import wire
 from tensorplay.protocol.messages import (
     CHUNK_BYTES,
-    Departure,
     Hello,
     Kind,
-    PeerInfo,
     Refused,
     Route,
     Undeliverable,
@@ -63,7 +61,7 @@ class Handlers(Protocol):
     def on_rejected(self, refused: Refused) -> None:
         """The broker refused this peer; the link is at its end."""
 
-    def on_peers(self, joined: Sequence[PeerInfo], left: Sequence[Departure]) -> None:
+    def on_peers(self, changed: PeersChanged) -> None:
         """The roster has changed."""
 
     def on_broker_lost(self, silent_for: float) -> None:
@@ -322,7 +320,7 @@ class Link:
             elif isinstance(command, Registered):
                 self._handlers.on_registered(command.welcome, command.again)
             elif isinstance(command, PeersChanged):
-                self._handlers.on_peers(command.joined, command.left)
+                self._handlers.on_peers(command)
             elif isinstance(command, NotDelivered):
                 self._handlers.on_undeliverable(command.report)
             elif isinstance(command, BrokerLost):

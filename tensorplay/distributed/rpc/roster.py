@@ -20,6 +20,7 @@ class PeerRoster:
         self._by_name: dict[str, PeerInfo] = {}
         self._by_id: dict[int, PeerInfo] = {}
         self._me: PeerInfo | None = None
+        self.refused: list[str] = []
 
     @property
     def me(self) -> PeerInfo:
@@ -32,9 +33,15 @@ class PeerRoster:
         self._me = me
         self.change([me], [])
 
-    def change(self, joined: Sequence[PeerInfo], left: Sequence[PeerInfo]) -> None:
-        """Removes and adds peers."""
+    def change(
+        self,
+        joined: Sequence[PeerInfo],
+        left: Sequence[PeerInfo],
+        refused: Sequence[str] = (),
+    ) -> None:
+        """Removes and adds peers, and notes why others were refused."""
         with self._changed:
+            self.refused += refused
             for peer in left:
                 self._peers.pop(peer.incarnation, None)
             for peer in joined:
