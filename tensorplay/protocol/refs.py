@@ -104,6 +104,10 @@ class OwnerTable:
         """Returns how many (reference, process) pairs have a count."""
         return sum(len(users) for users in self._counts.values())
 
+    def is_departed(self, peer: int) -> bool:
+        """Returns whether the process is known to have left."""
+        return peer in self._departed
+
     def add(self, key: RRefKey, user: int, count: int = 1) -> bool:
         """Changes a count.
 
@@ -214,6 +218,13 @@ class UserTable:
         """Whether no owner is owed anything, nor has an acknowledgement outstanding."""
         return not self._owed
 
+    @property
+    def due(self) -> bool:
+        """Whether ``drain`` has something to send."""
+        return any(
+            owed.adds or (owed.releases and not owed.unacknowledged) for owed in self._owed.values()
+        )
+
     def receive(self, key: RRefKey, owner: int) -> None:
         """Counts a reference that has come, or that was just made; one use of it begins."""
         held = self._held.get(key)
@@ -232,7 +243,9 @@ class UserTable:
 
     def drop(self, key: RRefKey) -> None:
         """Ends a use; with the last one the owner is owed a release."""
-        held = self._held[key]
+        held = self._held.get(key)
+        if held is None:  # let go of by ``drop_all``
+            return
         held.uses -= 1
         if held.uses:
             return
@@ -240,6 +253,12 @@ class UserTable:
         if held.received:
             releases = self._owed.setdefault(held.owner, _Owed()).releases
             releases[key] = releases.get(key, 0) + held.received
+
+    def drop_all(self) -> None:
+        """Ends every use at once; whoever ends one later finds nothing."""
+        for key, held in list(self._held.items()):
+            held.uses = 1
+            self.drop(key)
 
     def announce(self, key: RRefKey, owner: int, user: int, count: int = 1) -> None:
         """Owes the owner the news that ``user`` is sent the reference, or is not after all."""
@@ -360,6 +379,10 @@ class RefCounts:
             return self.owned.add(token.key, self.me, -1)
         self.used.drop(token.key)
         return False
+
+    def is_departed(self, peer: int) -> bool:
+        """Returns whether the process is known to have left."""
+        return self.owned.is_departed(peer)
 
     def leave(self, peer: int) -> list[RRefKey]:
         """Forgets a process that has left; returns the references freed by it."""
