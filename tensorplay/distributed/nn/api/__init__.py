@@ -1,0 +1,1 @@
+"""The handle of a module that lives on a worker, and what runs there."""

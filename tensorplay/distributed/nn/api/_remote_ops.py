@@ -1,0 +1,219 @@
+"""What a handle has its module's owner do; each function runs there.
+
+They take the RRef of the module first and answer with values, or with RRefs of what stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module, Parameter
+
+from tensorplay.distributed import rpc
+from tensorplay.distributed.nn.api._moving import home_of, is_host, to_home, to_host
+from tensorplay.distributed.nn.api._shell import ModuleShell
+
+__all__ = ["LoadReport", "Placement"]
+
+
+class Placement(NamedTuple):
+    """A module that its owner holds.
+
+    Attributes:
+        module_rref: Refers to it.
+        module_type: Its class's name.
+        training: Whether it is in training mode.
+    """
+
+    module_rref: rpc.RRef[Module]
+    module_type: str
+    training: bool
+
+
+class LoadReport(NamedTuple):
+    """What became of a state dict; the lists are those of ``nn.Module.load_state_dict``."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+    error_msgs: list[str]
+
+
+def _create_module(
+    module_cls: Callable[..., Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
+) -> Module:
+    with torch.enable_grad():  # the call came in no-grad mode, which is not the constructor's
+        module = module_cls(*args, **kwargs)
+    if not isinstance(module, Module):
+        raise ValueError(
+            f"module_cls(*args, **kwargs) must return a tensorplay.nn.Module, got {type(module)!r}"
+        )
+    if isinstance(module, ModuleShell):
+        raise ValueError(
+            f"module_cls(*args, **kwargs) returned {module!r}, which is the handle of a remote "
+            "module: use that handle, or a module that has it as a child"
+        )
+    module.to(device)
+    return module
+
+
+def _place_module(
+    module_cls: Callable[..., Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
+) -> Placement:
+    return _placed(_create_module(module_cls, args, kwargs, device))
+
+
+def _describe_module(module_rref: rpc.RRef[Module]) -> tuple[str, bool]:
+    """Returns class name and training mode of the module."""
+    module = module_rref.local_value()
+    if not isinstance(module, Module) or isinstance(module, ModuleShell):
+        raise ValueError(f"module_rref must refer to a tensorplay.nn.Module, got {type(module)!r}")
+    return _type_name(module), module.training
+
+
+def _remote_forward(
+    module_rref: rpc.RRef[Module],
+    device: str,
+    is_device_map_set: bool,
+    call_args: tuple[Any, ...],
+    call_kwargs: dict[str, Any],
+) -> Any:
+    # Calls the module, not its forward(), so that hooks on it run and compile() has an effect.
+    module = module_rref.local_value()
+    home = home_of(module, device)
+    if home.type != "cpu":
+        call_args, call_kwargs = to_home((call_args, call_kwargs), home)
+    result = module(*call_args, **call_kwargs)
+    return result if is_device_map_set or is_host(home) else to_host(result)
+
+
+def _param_rrefs(module_rref: rpc.RRef[Module], recurse: bool) -> list[rpc.RRef[Parameter]]:
+    return [rpc.RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
+
+
+def _set_training(module_rref: rpc.RRef[Module], mode: bool) -> None:
+    module_rref.local_value().train(mode)
+
+
+def _compile(module_rref: rpc.RRef[Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    module_rref.local_value().compile(*args, **kwargs)
+
+
+def _get_tensor(module_rref: rpc.RRef[Module], method: str, target: str) -> Any:
+    """Returns a parameter or buffer; ``method`` is the name of nn.Module's method."""
+    path, _, name = target.rpartition(".")
+    parent, rest = _descend(module_rref.local_value(), path)
+    return getattr(parent, method)(f"{rest}.{name}" if rest else name)
+
+
+def _get_submodule(module_rref: rpc.RRef[Module], target: str) -> Placement | Module:
+    """Returns where the submodule is; if it is a handle of another module, that handle."""
+    module, rest = _descend(module_rref.local_value(), target)
+    if isinstance(module, ModuleShell):
+        return module.get_submodule(rest)
+    return _placed(module)
+
+
+def _set_submodule(
+    module_rref: rpc.RRef[Module], target: str, module: Module, strict: bool, device: str
+) -> None:
+    path, _, name = target.rpartition(".")
+    parent, rest = _descend(module_rref.local_value(), path)
+    if isinstance(parent, ModuleShell):
+        parent.set_submodule(f"{rest}.{name}" if rest else name, module, strict)
+    else:
+        _settle(module, parent, device)
+        parent.set_submodule(name, module, strict)
+
+
+def _register_module(
+    module_rref: rpc.RRef[Module], name: str, module: Module | None, device: str
+) -> None:
+    parent = module_rref.local_value()
+    if isinstance(module, Module):
+        _settle(module, parent, device)
+    parent.register_module(name, module)
+
+
+def _get_extra_state(module_rref: rpc.RRef[Module]) -> Any:
+    return module_rref.local_value().get_extra_state()
+
+
+def _set_extra_state(module_rref: rpc.RRef[Module], state: Any) -> None:
+    module_rref.local_value().set_extra_state(state)
+
+
+def _to_empty(module_rref: rpc.RRef[Module], device: Any, recurse: bool, default: str) -> str:
+    """Returns the device that the module is on now."""
+    module = module_rref.local_value()
+    module.to_empty(device=device, recurse=recurse)
+    return str(home_of(module, default))
+
+
+def _save_state(module_rref: rpc.RRef[Module], keep_vars: bool) -> Mapping[str, Any]:
+    return module_rref.local_value().state_dict(keep_vars=keep_vars)
+
+
+def _load_state(
+    module_rref: rpc.RRef[Module],
+    state_dict: dict[str, Any],
+    prefix: str,
+    metadata: Mapping[str, Any],
+    assign: bool,
+) -> LoadReport:
+    """Loads the entries below ``prefix``, as ``nn.Module.load_state_dict`` does.
+
+    That method itself would raise what is to be reported, and would not know the prefix that
+    names a key in the container's error text.
+    """
+    root = module_rref.local_value()
+    report = LoadReport([], [], [])
+    if assign and not is_host(home := home_of(root, "cpu")):
+        state_dict = to_home(state_dict, home)  # they came over the wire, not from the user's host
+
+    def load(module: Module, entries: dict[str, Any], prefix: str) -> None:
+        local_metadata = dict(metadata.get(prefix[:-1], {}))
+        if assign:
+            local_metadata["assign_to_params_buffers"] = True
+        module._load_from_state_dict(entries, prefix, local_metadata, True, *report)
+        for name, child in module._modules.items():
+            if child is not None:
+                below = f"{prefix}{name}."
+                load(child, {k: v for k, v in entries.items() if k.startswith(below)}, below)
+        keys = torch.nn.modules.module._IncompatibleKeys(*report[:2])
+        for hook in module._load_state_dict_post_hooks.values():
+            hook(module, keys)
+
+    load(root, state_dict, prefix)
+    return report
+
+
+def _placed(module: Module) -> Placement:
+    return Placement(rpc.RRef(module), _type_name(module), module.training)
+
+
+def _type_name(module: Module) -> str:
+    name = module._get_name()
+    return name if isinstance(name, str) else type(module).__name__
+
+
+def _settle(module: Module, parent: Module, device: str) -> None:
+    """Moves a module that was sent to where its new parent is."""
+    home = home_of(parent, device)
+    if not is_host(home) and not isinstance(module, ModuleShell):
+        module.to(home)
+
+
+def _descend(module: Module, target: str) -> tuple[Module, str]:
+    """Follows a dotted name as ``nn.Module.get_submodule`` does, up to a handle.
+
+    Returns:
+        The module, and what is left of the name: that part lies beyond the handle.
+    """
+    names = target.split(".") if target else []
+    for position, name in enumerate(names):
+        if isinstance(module, ModuleShell):
+            return module, ".".join(names[position:])
+        module = module.get_submodule(name)
+    return module, ""

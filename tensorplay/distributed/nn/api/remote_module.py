@@ -1,0 +1,505 @@
+"""The handle of a module that lives on a worker.
+
+remote_module    the handle: where its module is, and how it is called (this file)
+_shell           what the handle is as an nn.Module
+_remote_ops      what the module's owner runs for it
+_moving          between host memory and the module's device
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from typing_extensions import Self
+
+from tensorplay.distributed import rpc
+from tensorplay.distributed.nn.api import _remote_ops as ops
+from tensorplay.distributed.nn.api._moving import is_host
+from tensorplay.distributed.nn.api._remote_ops import Placement
+from tensorplay.distributed.nn.api._shell import MODULE_TABLES, ModuleShell
+from tensorplay.distributed.nn.jit import instantiator
+from tensorplay.distributed.nn.jit.instantiator import CallTarget
+from tensorplay.distributed.remote_device import _remote_device
+from tensorplay.distributed.rpc.internal import _internal_rpc_pickler
+
+__all__ = ["RemoteModule", "interface"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# What a handle is sent as, in this order.
+_REMOTE_MODULE_PICKLED_ATTRIBUTES = (
+    "on",
+    "device",
+    "is_device_map_set",
+    "is_scriptable",
+    "generated_methods",
+    "module_rref",
+)
+# What every handle has beside; all else was added by the user, and stays.
+_REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING = (
+    "training",
+    "_parameters",
+    "_buffers",
+    "_non_persistent_buffers_set",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_always_called",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_modules",
+    "forward_async",
+    "forward",
+)
+
+_SerializedRemoteModule = collections.namedtuple(  # type: ignore[misc]
+    "_SerializedRemoteModule", _REMOTE_MODULE_PICKLED_ATTRIBUTES
+)
+
+_CLASSIFIED = MODULE_TABLES.union(
+    _REMOTE_MODULE_PICKLED_ATTRIBUTES, _REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING
+)
+_warned_of: set[str] = set()
+
+
+def interface(cls: type[T]) -> type[T]:
+    """Marks a class as the interface of remote modules.
+
+    Its ``forward`` gives the signature that a handle's ``forward`` and ``forward_async``
+    have; a call that does not fit it raises TypeError before anything is sent.
+    """
+    setattr(cls, instantiator.INTERFACE_MARKER, True)
+    return cls
+
+
+class _RemoteModule(ModuleShell):
+    """``RemoteModule`` with an interface.
+
+    Args:
+        remote_device: See ``RemoteModule``.
+        module_cls: See ``RemoteModule``.
+        args: See ``RemoteModule``.
+        kwargs: See ``RemoteModule``.
+        _module_interface_cls: A class marked with ``interface``; None takes any arguments.
+
+    Attributes:
+        on: Name or rank of the worker, as it was given.
+        device: The module's device there, as text.
+        is_device_map_set: Whether tensors to that worker keep to a device map.
+        is_scriptable: Whether there is an interface.
+        generated_methods: ``forward_async`` and ``forward``.
+        module_rref: Refers to the module.
+    """
+
+    on: str | int
+    device: str
+    is_device_map_set: bool
+    is_scriptable: bool
+    generated_methods: instantiator.GeneratedMethods
+    module_rref: rpc.RRef[Module]
+
+    def __init__(
+        self,
+        remote_device: str | torch.device,
+        module_cls: Callable[..., Module],
+        args: tuple[Any, ...] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        _module_interface_cls: type | None = None,
+    ) -> None:
+        super().__init__()
+        self._init_template(_module_interface_cls, self._prepare_init(remote_device))
+        with torch.no_grad():  # autograd is not to record what a module is made from
+            placement = rpc.rpc_sync(
+                self.on,
+                ops._place_module,
+                (module_cls, tuple(args or ()), dict(kwargs or {}), self.device),
+            )
+        self._adopt(placement)
+
+    @classmethod
+    def init_from_module_rref(
+        cls,
+        remote_device: str | torch.device,
+        module_rref: rpc.RRef[Module],
+        _module_interface_cls: type | None = None,
+    ) -> Self:
+        """Returns a handle of a module that is there already.
+
+        Handles of one module share it: what one trains, the others call.
+
+        Args:
+            remote_device: Where it is; see ``RemoteModule``.
+            module_rref: Refers to it; waits until it has been made.
+            _module_interface_cls: A class marked with ``interface``; None takes any arguments.
+
+        Raises:
+            ValueError: If it refers to something that is no module.
+        """
+        handle = object.__new__(cls)
+        handle._init_template(_module_interface_cls, handle._prepare_init(remote_device))
+        with torch.no_grad():
+            described = rpc.rpc_sync(module_rref.owner(), ops._describe_module, (module_rref,))
+        handle._adopt(Placement(module_rref, *described))
+        return handle
+
+    # Calling.
+
+    def forward(self, *input: Any, **kwargs: Any) -> Any:
+        """Calls the module on its worker and returns the result.
+
+        Host tensors among the arguments move to the module's device, also in lists, tuples,
+        dicts, named tuples and dataclasses. Tensors of the result come back to host memory
+        unless a device map is set. Gradients flow back to the arguments and to the module's
+        parameters. Call the handle itself to have hooks on the handle run.
+        """
+        return self._generated("forward")(*input, **kwargs)
+
+    def forward_async(self, *input: Any, **kwargs: Any) -> rpc.Future[Any]:
+        """Calls the module on its worker and returns the future of the result."""
+        future: rpc.Future[Any] = self._generated("forward_async")(*input, **kwargs)
+        return future
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the module's training mode on its worker; no weights move."""
+        self._on_owner(ops._set_training, bool(mode))
+        self.training = bool(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Sets the module to evaluation mode on its worker; no weights move."""
+        return self.train(False)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the module on its worker; the arguments are those of ``torch.compile``."""
+        self._on_owner(ops._compile, args, kwargs)
+
+    # What the module consists of.
+
+    def get_module_rref(self) -> rpc.RRef[Module]:
+        """Returns the reference to the remote module."""
+        return self.module_rref
+
+    def remote_parameters(self, recurse: bool = True) -> list[rpc.RRef[Parameter]]:
+        """Returns references to the module's parameters, for a ``DistributedOptimizer``.
+
+        Args:
+            recurse: Whether those of submodules are included.
+        """
+        return self._on_owner(ops._param_rrefs, recurse)
+
+    def get_parameter(self, target: str) -> Parameter:
+        """Returns a copy of a parameter of the remote module.
+
+        Args:
+            target: Its dotted name.
+
+        Raises:
+            AttributeError: If there is no parameter of that name.
+        """
+        parameter: Parameter = self._on_owner(ops._get_tensor, "get_parameter", target)
+        return parameter
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Returns a copy of a buffer of the remote module.
+
+        Args:
+            target: Its dotted name.
+
+        Raises:
+            AttributeError: If there is no buffer of that name.
+        """
+        buffer: Tensor = self._on_owner(ops._get_tensor, "get_buffer", target)
+        return buffer
+
+    def get_submodule(self, target: str) -> Module:
+        """Returns a handle of a submodule, which stays where it is.
+
+        Args:
+            target: Its dotted name; this handle itself is returned for an empty one.
+
+        Raises:
+            AttributeError: If there is no submodule of that name.
+        """
+        if not target:
+            return self
+        found = self._on_owner(ops._get_submodule, target)
+        if isinstance(found, Module):
+            return found
+        handle = object.__new__(RemoteModule)
+        for name in ("on", "device", "is_device_map_set"):
+            setattr(handle, name, getattr(self, name))
+        handle._init_template(None, not is_host(torch.device(self.device)))
+        handle._adopt(found)
+        return handle
+
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Replaces or adds a submodule of the remote module.
+
+        A copy of ``module`` is sent, and moved to the device of its new parent. A handle is
+        sent as a handle.
+
+        Args:
+            target: The dotted name; the parent must exist.
+            module: What to put there.
+            strict: Whether it must replace one that exists.
+
+        Raises:
+            ValueError: If the name is empty or ``module`` is no module.
+            AttributeError: If the parent does not exist, what is to be replaced is no module,
+                or ``strict`` is set and there is nothing to replace.
+        """
+        if not target:
+            raise ValueError("set_submodule needs the name of a submodule, got an empty one")
+        if not isinstance(module, Module):
+            raise ValueError(f"set_submodule needs an nn.Module, got {type(module)!r}")
+        self._on_owner(ops._set_submodule, target, module, strict, self.device)
+
+    def register_module(self, name: str, module: Module | None) -> None:
+        """Adds a child to the remote module; a copy of ``module`` is sent.
+
+        Raises:
+            TypeError: If it is no module.
+            KeyError: If the name is taken by another attribute or cannot be a child's.
+        """
+        self._on_owner(ops._register_module, name, module, self.device)
+
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Self:
+        """Moves the remote module's parameters and buffers without copying their values.
+
+        Args:
+            device: A device of its worker.
+            recurse: Whether submodules move, too.
+        """
+        self.device = self._on_owner(ops._to_empty, device, recurse, self.device)
+        self._install_generated_methods()
+        return self
+
+    # Its state.
+
+    def get_extra_state(self) -> Any:
+        """Returns what the remote module's ``get_extra_state`` returns."""
+        return self._on_owner(ops._get_extra_state)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Gives ``state`` to the remote module's ``set_extra_state``."""
+        self._on_owner(ops._set_extra_state, state)
+
+    def remote_state_dict(self, *, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """Returns a copy of the remote module's state, in host memory.
+
+        State-dict hooks of this handle run here, those of the remote module there.
+
+        Args:
+            prefix: Put before each key.
+            keep_vars: Whether parameters stay ``Parameter``; they are copies all the same.
+        """
+        return Module.state_dict(self, prefix=prefix, keep_vars=keep_vars)
+
+    def load_remote_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Loads a state dict into the remote module.
+
+        Hooks run as in ``remote_state_dict``.
+
+        Args:
+            state_dict: Keys and tensors as ``remote_state_dict`` returns them.
+            strict: Whether the keys must be exactly the module's.
+            assign: Whether the tensors replace the module's instead of being copied into them.
+
+        Returns:
+            A named tuple of the lists ``missing_keys`` and ``unexpected_keys``.
+
+        Raises:
+            RuntimeError: If keys or shapes do not fit; the text is that of
+                ``nn.Module.load_state_dict``.
+        """
+        return Module.load_state_dict(self, state_dict, strict, assign)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        state = self._on_owner(ops._save_state, keep_vars)
+        destination.update((prefix + name, value) for name, value in state.items())
+        versions = getattr(destination, "_metadata", None)
+        if versions is not None:
+            for name, entry in getattr(state, "_metadata", {}).items():
+                key = prefix + name if name else prefix[:-1]
+                versions.setdefault(key, {}).update(entry)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        lists = missing_keys, unexpected_keys, error_msgs
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, *lists)
+        entries = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+        # torch hands a child its own versions only, but those of its children are wanted, too:
+        # they are in a variable of the function that walks the modules, which calls this one.
+        versions = sys._getframe(1).f_locals.get("metadata") or {}
+        metadata = {name: entry for name, entry in versions.items() if name.startswith(prefix)}
+        metadata[prefix[:-1]] = local_metadata
+        assign = bool(local_metadata.get("assign_to_params_buffers", False))
+        report = self._on_owner(ops._load_state, entries, prefix, metadata, assign)
+        for ours, theirs in zip(lists, report, strict=True):
+            ours.extend(theirs)
+
+    # Making.
+
+    def _prepare_init(self, remote_device: str | torch.device) -> bool:
+        """Finds the worker; returns whether host tensors have to move to the module's device."""
+        if not rpc._is_current_rpc_agent_set():
+            raise AssertionError(
+                "RemoteModule requires an initialized RPC runtime: call "
+                "tensorplay.distributed.rpc.init_rpc first"
+            )
+        place = _remote_device(remote_device)
+        on = place.rank() if place.worker_name() is None else place.worker_name()
+        worker = rpc.get_worker_info(on)  # whoever asks, if only a device was given
+        self.on = worker.name if on is None else on
+        self.device = str(place.device())
+        options = rpc._get_current_rpc_agent().options
+        self.is_device_map_set = bool(options.device_maps.get(worker.name))
+        return not is_host(place.device())
+
+    def _init_template(
+        self, module_interface_cls: type | None, enable_moving_cpu_tensors_to_cuda: bool
+    ) -> None:
+        if module_interface_cls is None:
+            template = instantiator.instantiate_non_scriptable_remote_module_template()
+        else:
+            template = instantiator.instantiate_scriptable_remote_module_template(
+                module_interface_cls, enable_moving_cpu_tensors_to_cuda
+            )
+        self.is_scriptable = module_interface_cls is not None
+        self.generated_methods = template._generated_methods
+
+    def _adopt(self, placement: Placement) -> None:
+        self.module_rref, self._module_type, self.training = placement
+        self._install_generated_methods()
+        self._check_attribute_picklability()
+
+    def _install_generated_methods(self) -> None:
+        for method in self.generated_methods:
+            name = method.__name__
+            if getattr(type(self), name) is getattr(_RemoteModule, name):  # not overridden
+                setattr(self, name, self._generated(name))
+
+    def _generated(self, name: str) -> functools.partial[Any]:
+        method = next(method for method in self.generated_methods if method.__name__ == name)
+        target = CallTarget(self.module_rref, self.device, self.is_device_map_set)
+        return functools.partial(method, target)
+
+    def _check_attribute_picklability(self) -> None:
+        for name in vars(self):
+            if name not in _CLASSIFIED:
+                raise AttributeError(
+                    f"Attribute {name!r} must be explicitly classified for RPC serialization: "
+                    "set it after RemoteModule.__init__, and it stays in this process"
+                )
+
+    def _on_owner(
+        self,
+        function: Callable[Concatenate[rpc.RRef[Module], P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Has the module's owner run ``function`` on it, unseen by autograd."""
+        with torch.no_grad():
+            return rpc.rpc_sync(
+                self.module_rref.owner(), function, (self.module_rref, *args), kwargs
+            )
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        rref = vars(self).get("module_rref")
+        if rref is None:
+            return f"{name}(not created)"
+        return f"{name}({rref.owner_name()}/{self.device}, {self._module_type})"
+
+
+class RemoteModule(_RemoteModule):
+    """A module that lives on a worker, used like one that lives here.
+
+    Calling the handle runs the module on its worker; gradients flow through the call. The
+    handle can be a child of a local module, an argument of a call, or a child of another
+    remote module: only the reference travels, and the module stays where it is until the last
+    handle is gone.
+
+    Args:
+        remote_device: Where to put it: ``"<worker>/<device>"``, ``"rank:<rank>/<device>"``,
+            ``"<worker>"`` for its host memory, or ``"<device>"`` for this process.
+        module_cls: The class, or any callable that returns the module.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        AssertionError: If RPC is not initialized.
+        ValueError: If there is no such worker or device, or what was made is no module.
+        Exception: Whatever the constructor raised on the worker.
+    """
+
+    def __init__(
+        self,
+        remote_device: str | torch.device,
+        module_cls: Callable[..., Module],
+        args: tuple[Any, ...] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(remote_device, module_cls, args, kwargs)
+
+
+def _remote_module_receiver(
+    cls: type[_RemoteModule], module_type: str, training: bool, *attributes: Any
+) -> _RemoteModule:
+    handle = object.__new__(cls)
+    vars(handle).update(_SerializedRemoteModule._make(attributes)._asdict())
+    handle._module_type = module_type
+    handle.training = training
+    handle._install_generated_methods()
+    return handle
+
+
+def _remote_module_reducer(handle: _RemoteModule) -> tuple[Any, tuple[Any, ...]]:
+    attributes = vars(handle)
+    for name in attributes:
+        if name not in _CLASSIFIED and name not in _warned_of:
+            _warned_of.add(name)
+            warnings.warn(
+                f"the attribute {name!r} of a RemoteModule is not sent with it: only "
+                f"{', '.join(_REMOTE_MODULE_PICKLED_ATTRIBUTES)} are",
+                stacklevel=2,
+            )
+    values = (attributes[name] for name in _REMOTE_MODULE_PICKLED_ATTRIBUTES)
+    return _remote_module_receiver, (
+        type(handle),
+        handle._module_type,
+        handle.training,
+        *values,
+    )
+
+
+_internal_rpc_pickler._register_reducer(_RemoteModule, _remote_module_reducer)
+_internal_rpc_pickler._register_reducer(RemoteModule, _remote_module_reducer)

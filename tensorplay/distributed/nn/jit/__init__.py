@@ -1,0 +1,1 @@
+"""The methods that a handle of a remote module is given."""
