@@ -63,7 +63,7 @@ from tensorplay.protocol.messages import (
     Undeliverable,
     Welcome,
 )
-from tensorplay.protocol.refs import RRefKey
+from tensorplay.protocol.refs import Adds, Releases, RRefKey
 from tensorplay.protocol.session import PeersChanged
 from tensorplay.version import __version__
 
@@ -116,7 +116,7 @@ class Agent:
         self._departure_callbacks: list[Callable[[Departure], None]] = []
         self._refs_lock = threading.Lock()
         self._next_relief = 0.0
-        self.rrefs = RRefContext(self, dispose=lambda value: self.executor.submit(_drop, value))
+        self.rrefs = RRefContext(self, self.executor.submit)
         hello = Hello(
             protocol=PROTOCOL_VERSION,
             name=name,
@@ -276,7 +276,7 @@ class Agent:
         """
         self._check_usable()
         seconds = self.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else float(timeout)
-        exporter = self.rrefs.exporter(peer.incarnation)
+        exporter = self.rrefs.exporter(peer.incarnation, kept=True)
         recorder = _Recorder(peer, hooks, exporter)
         what = "to_here()" if op is Op.FETCH else _name(function)
         try:
@@ -295,6 +295,7 @@ class Agent:
             exporter.undo()
             raise
         call = PendingCall(self._calls.next_id(), peer, what, self._decode, recorder.state)
+        call.exporter = exporter  # holds the references until the callee has them
         call.future._cancel = lambda: self._cancel(call)
         header = Request(
             op,
@@ -304,7 +305,7 @@ class Agent:
             meta=recorder.meta,
             devices=payload.inverse(self.options.device_maps.get(peer.name)),
         )
-        self._calls.add(call, time.monotonic() + seconds if seconds else None)
+        self._calls.add(call, seconds)
         self.flush_refs()
         route = Route(Kind.REQUEST, peer.incarnation, self.incarnation, call.id)
         self._dispatch(route, header, frames)
@@ -315,8 +316,8 @@ class Agent:
     def send_refs(
         self,
         owner: int,
-        adds: list[tuple[RRefKey, int, int]],
-        releases: list[tuple[RRefKey, int]],
+        adds: Adds,
+        releases: Releases,
     ) -> None:
         """Tells the owner of references who else holds them and what was let go."""
         peer = self.roster.get(owner)
@@ -324,7 +325,9 @@ class Agent:
             return
         call = PendingCall(self._calls.next_id(), peer, "reference counts", self._decode)
         call.future._retrieved = True
-        self._calls.add(call, None)
+        if adds:
+            call.future.add_done_callback(lambda _: self.rrefs.acknowledged(owner))
+        self._calls.add(call)
         route = Route(Kind.REQUEST, owner, self.incarnation, call.id)
         self._dispatch(route, Request(Op.REFS), [wire.encode(RefChanges(adds, releases))])
 
@@ -466,11 +469,11 @@ class Agent:
     def on_tick(self, now: float) -> float:
         """Fails calls that have run out of time; keeps the pools and counts going."""
         for call in self._calls.expired(now):
-            waited = now - call.started
             call.fail(
                 RpcTimeoutError(
-                    f"RPC ran for more than set timeout ({waited * 1000:.0f} ms) and will now be "
-                    f"marked with an error: {call.what} on {call.peer.name!r}, request {call.id}"
+                    f"RPC ran for more than set timeout ({call.timeout * 1000:.0f} ms) and will "
+                    f"now be marked with an error: {call.what} on {call.peer.name!r}, request "
+                    f"{call.id}"
                 ),
                 self._completions.submit,
             )
@@ -561,8 +564,3 @@ def _with_sizes(header: Request | Reply, sizes: list[int]) -> Request | Reply:
 
 def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or getattr(function, "name", function))
-
-
-def _drop(value: Any) -> None:
-    """Lets go of the last reference to a user's object outside the link's thread."""
-    del value

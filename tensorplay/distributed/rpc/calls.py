@@ -38,7 +38,8 @@ class PendingCall:
         self.peer = peer
         self.what = what
         self.state = state
-        self.started = time.monotonic()
+        self.exporter: object = None
+        self.timeout = 0.0
         self.future: Future[Any] = Future()
         self.future._complete = self.wait
         self._decode = decode
@@ -88,6 +89,7 @@ class PendingCall:
             self._claimed = True
             raw, self._raw = self._raw, None
         self.future._complete = None
+        self.exporter = None
         if self.future.cancelled():
             return
         try:
@@ -127,12 +129,13 @@ class CallTable:
         """Returns the number of a new request."""
         return next(self._ids)
 
-    def add(self, call: PendingCall, deadline: float | None) -> None:
-        """Enters a call before its request is sent."""
+    def add(self, call: PendingCall, timeout: float = 0.0) -> None:
+        """Enters a call before its request is sent; ``timeout`` 0 is no limit."""
+        call.timeout = timeout
         with self._lock:
             self._calls[call.id] = call
-            if deadline is not None:
-                heapq.heappush(self._deadlines, (deadline, call.id))
+            if timeout:
+                heapq.heappush(self._deadlines, (time.monotonic() + timeout, call.id))
 
     def pop(self, id: int) -> PendingCall | None:
         """Removes and returns a call, or None if it has ended already."""
