@@ -69,7 +69,7 @@ def _describe_module(module_rref: rpc.RRef[Module]) -> tuple[str, bool]:
     module = module_rref.local_value()
     if not isinstance(module, Module) or isinstance(module, ModuleShell):
         raise ValueError(f"module_rref must refer to a tensorplay.nn.Module, got {type(module)!r}")
-    return _type_name(module), module.training
+    return type(module).__name__, module.training
 
 
 def _remote_forward(
@@ -190,12 +190,7 @@ def _load_state(
 
 
 def _placed(module: Module) -> Placement:
-    return Placement(rpc.RRef(module), _type_name(module), module.training)
-
-
-def _type_name(module: Module) -> str:
-    name = module._get_name()
-    return name if isinstance(name, str) else type(module).__name__
+    return Placement(rpc.RRef(module), type(module).__name__, module.training)
 
 
 def _settle(module: Module, parent: Module, device: str) -> None:

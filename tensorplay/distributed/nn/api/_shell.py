@@ -146,7 +146,7 @@ class ModuleShell(Module):
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Self:
         return self  # there is nothing local to convert
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Not supported: raises ValueError; see ``remote_state_dict``.
 
         As a child, puts the remote state into the container's.

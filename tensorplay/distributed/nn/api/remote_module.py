@@ -28,6 +28,7 @@ from tensorplay.distributed.nn.api._shell import MODULE_TABLES, ModuleShell
 from tensorplay.distributed.nn.jit import instantiator
 from tensorplay.distributed.nn.jit.instantiator import CallTarget
 from tensorplay.distributed.remote_device import _remote_device
+from tensorplay.distributed.rpc import api
 from tensorplay.distributed.rpc.internal import _internal_rpc_pickler
 
 __all__ = ["RemoteModule", "interface"]
@@ -370,7 +371,7 @@ class _RemoteModule(ModuleShell):
 
     def _prepare_init(self, remote_device: str | torch.device) -> bool:
         """Finds the worker; returns whether host tensors have to move to the module's device."""
-        if not rpc._is_current_rpc_agent_set():
+        if not api._is_current_rpc_agent_set():
             raise AssertionError(
                 "RemoteModule requires an initialized RPC runtime: call "
                 "tensorplay.distributed.rpc.init_rpc first"
@@ -380,7 +381,7 @@ class _RemoteModule(ModuleShell):
         worker = rpc.get_worker_info(on)  # whoever asks, if only a device was given
         self.on = worker.name if on is None else on
         self.device = str(place.device())
-        options = rpc._get_current_rpc_agent().options
+        options = api._get_current_rpc_agent().options
         self.is_device_map_set = bool(options.device_maps.get(worker.name))
         return not is_host(place.device())
 
