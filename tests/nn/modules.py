@@ -15,12 +15,13 @@ class Scale(nn.Module):
 
     def __init__(self, factor: float = 2.0) -> None:
         super().__init__()
+        self.offset: Tensor
         self.factor = nn.Parameter(torch.tensor(factor))
         self.register_buffer("offset", torch.zeros(1))
         self.note = "not a module"
 
     def forward(self, x: Tensor, times: float = 1.0) -> Tensor:
-        return x * self.factor * times + self.offset  # type: ignore[no-any-return]
+        return torch.addcmul(self.offset, x, self.factor, value=times)
 
 
 class Net(nn.Module):

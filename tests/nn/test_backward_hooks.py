@@ -21,6 +21,14 @@ def pair(factor: float = 3.0) -> tuple[nn.Module, nn.Module]:
     return RemoteModule("worker0", Scale, (factor,)), Scale(factor)
 
 
+def double_output(module: Any, grad_output: Any) -> Any:
+    return (2 * grad_output[0],)
+
+
+def add_one(module: Any, grad_input: Any, grad_output: Any) -> Any:
+    return (grad_input[0] + 1,)
+
+
 def record(module: nn.Module, x: torch.Tensor, *args: Any) -> list[Any]:
     """Registers both hooks, runs backward, and returns what they saw."""
     seen: list[Any] = []
@@ -56,8 +64,8 @@ def test_no_hook_runs_if_no_output_requires_grad() -> None:
 def test_hooks_can_replace_gradients(which: int) -> None:
     module = pair()[which]
     x = torch.ones(2, requires_grad=True)
-    module.register_full_backward_pre_hook(lambda m, o: (2 * o[0],))
-    module.register_full_backward_hook(lambda m, i, o: (i[0] + 1,))
+    module.register_full_backward_pre_hook(double_output)
+    module.register_full_backward_hook(add_one)
     module(x).sum().backward()
     assert torch.equal(x.grad, torch.full((2,), 7.0))  # type: ignore[arg-type]
 
@@ -76,7 +84,7 @@ def test_order_and_removal() -> None:
 def test_gradients_of_the_remote_parameters_are_those_of_a_local_module() -> None:
     remote, local = pair()
     for module in (remote, local):
-        module.register_full_backward_pre_hook(lambda m, o: (5 * o[0],))
+        module.register_full_backward_pre_hook(double_output)
         module(torch.ones(2)).sum().backward()
     assert isinstance(remote, RemoteModule)
     (factor,) = remote.remote_parameters()

@@ -18,25 +18,25 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("cluster")]
 
 
 @pytest.fixture
-def hybrid() -> Container:
+def hybrid() -> Any:
     return Container(RemoteModule("worker0", Net))
 
 
 @pytest.fixture
-def local() -> Container:
+def local() -> Any:
     return Container(Net())
 
 
 LOCAL_NAMES = ["front.weight", "front.bias"]
 
 
-def test_parameters_are_the_local_ones(hybrid: Container) -> None:
+def test_parameters_are_the_local_ones(hybrid: Any) -> None:
     assert [name for name, _ in hybrid.named_parameters()] == LOCAL_NAMES
     assert len(list(hybrid.parameters())) == 2
     assert list(hybrid.buffers()) == [] and list(hybrid.named_buffers()) == []
 
 
-def test_modules_and_children_include_the_handle(hybrid: Container) -> None:
+def test_modules_and_children_include_the_handle(hybrid: Any) -> None:
     assert [name for name, _ in hybrid.named_modules()] == ["", "front", "inner"]
     assert list(hybrid.modules()) == [hybrid, hybrid.front, hybrid.inner]
     assert list(hybrid.children()) == [hybrid.front, hybrid.inner]
@@ -62,7 +62,7 @@ def test_modules_and_children_include_the_handle(hybrid: Container) -> None:
         lambda m: m.to_empty(device="cpu"),
     ],
 )
-def test_conversions_move_the_local_part(hybrid: Container, local: Container, convert: Any) -> None:
+def test_conversions_move_the_local_part(hybrid: Any, local: Any, convert: Any) -> None:
     before = {name: value.dtype for name, value in hybrid.inner.remote_state_dict().items()}
     assert convert(hybrid) is hybrid
     convert(local)
@@ -74,7 +74,7 @@ def test_conversions_move_the_local_part(hybrid: Container, local: Container, co
     assert {name: value.dtype for name, value in after} == before
 
 
-def test_train_and_eval_reach_all_of_it(hybrid: Container) -> None:
+def test_train_and_eval_reach_all_of_it(hybrid: Any) -> None:
     rref = hybrid.inner.module_rref
     for mode in (False, True):
         assert hybrid.train(mode) is hybrid
@@ -84,17 +84,17 @@ def test_train_and_eval_reach_all_of_it(hybrid: Container) -> None:
     assert rpc.rpc_sync("worker0", modules.training_modes, (rref,)) == {False}
 
 
-def test_repr_shows_the_handle(hybrid: Container) -> None:
+def test_repr_shows_the_handle(hybrid: Any) -> None:
     assert "(inner): RemoteModule(worker0/cpu, Net)" in repr(hybrid)
 
 
-def test_apply_gives_the_handle_too(hybrid: Container) -> None:
+def test_apply_gives_the_handle_too(hybrid: Any) -> None:
     seen: list[nn.Module] = []
     assert hybrid.apply(seen.append) is hybrid
     assert seen == [hybrid.front, hybrid.inner, hybrid]
 
 
-def test_gradients_are_switched_and_cleared_locally(hybrid: Container) -> None:
+def test_gradients_are_switched_and_cleared_locally(hybrid: Any) -> None:
     hybrid(torch.ones(4, 3)).sum().backward()
     assert hybrid.front.weight.grad is not None
     hybrid.zero_grad()
@@ -104,7 +104,7 @@ def test_gradients_are_switched_and_cleared_locally(hybrid: Container) -> None:
     assert hybrid.inner.get_parameter("first.weight").requires_grad
 
 
-def test_an_optimizer_of_the_local_part_makes_a_step(hybrid: Container) -> None:
+def test_an_optimizer_of_the_local_part_makes_a_step(hybrid: Any) -> None:
     optimizer = torch.optim.SGD(hybrid.parameters(), lr=0.1)
     hybrid.eval()
     before = hybrid.front.weight.detach().clone()
@@ -117,11 +117,11 @@ def test_an_optimizer_of_the_local_part_makes_a_step(hybrid: Container) -> None:
 
 
 def test_the_state_has_the_keys_order_and_versions_of_a_local_model(
-    hybrid: Container, local: Container
+    hybrid: Any, local: Any
 ) -> None:
     ours, theirs = hybrid.state_dict(), local.state_dict()
     assert list(ours) == list(theirs)
-    assert ours._metadata == theirs._metadata  # type: ignore[attr-defined]
+    assert ours._metadata == theirs._metadata
     assert {k: (v.shape, v.dtype) for k, v in ours.items()} == {
         k: (v.shape, v.dtype) for k, v in theirs.items()
     }
@@ -130,7 +130,7 @@ def test_the_state_has_the_keys_order_and_versions_of_a_local_model(
 
 
 def test_the_state_goes_from_local_to_hybrid_and_back_through_a_file(
-    hybrid: Container, local: Container
+    hybrid: Any, local: Any
 ) -> None:
     file = io.BytesIO()
     torch.save(local.state_dict(), file)
@@ -156,9 +156,7 @@ def broken(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def test_what_does_not_fit_is_told_in_the_words_of_a_local_model(
-    hybrid: Container, local: Container
-) -> None:
+def test_what_does_not_fit_is_told_in_the_words_of_a_local_model(hybrid: Any, local: Any) -> None:
     state = broken(local.state_dict())
     with pytest.raises(RuntimeError) as theirs:
         local.load_state_dict(state)
@@ -167,9 +165,7 @@ def test_what_does_not_fit_is_told_in_the_words_of_a_local_model(
     assert str(ours.value) == str(theirs.value)
 
 
-def test_without_strict_the_keys_that_do_not_fit_are_returned(
-    hybrid: Container, local: Container
-) -> None:
+def test_without_strict_the_keys_that_do_not_fit_are_returned(hybrid: Any, local: Any) -> None:
     state = broken(local.state_dict())
     del state["inner.block.1.weight"]
     assert hybrid.load_state_dict(state, strict=False) == local.load_state_dict(state, strict=False)
@@ -188,7 +184,7 @@ def test_versions_of_the_remote_parts_are_known_to_them() -> None:
         assert torch.equal(model.state_dict()["inner.0.weight"], -torch.ones(2))
 
 
-def test_assign_replaces_the_tensors(hybrid: Container, local: Container) -> None:
+def test_assign_replaces_the_tensors(hybrid: Any, local: Any) -> None:
     state = {name: value.double() for name, value in local.state_dict().items()}
     hybrid.load_state_dict(state, assign=True)
     assert hybrid.inner.get_parameter("first.weight").dtype is torch.float64
@@ -203,11 +199,11 @@ def test_a_container_of_containers() -> None:
     model.load_state_dict(model.state_dict())
 
 
-def test_a_handle_that_came_over_the_wire_is_as_good(local: Container) -> None:
+def test_a_handle_that_came_over_the_wire_is_as_good(local: Any) -> None:
     handle = rpc.rpc_sync("worker1", modules.own_handle, (RemoteModule("worker0", Net),))
     model = Container(handle)
     assert [name for name, _ in model.named_parameters()] == LOCAL_NAMES
     model.load_state_dict(local.state_dict())
-    assert torch.equal(model.state_dict()["inner.first.weight"], local.inner.first.weight)  # type: ignore[union-attr]
+    assert torch.equal(model.state_dict()["inner.first.weight"], local.inner.first.weight)
     model.double().train().apply(lambda module: None).zero_grad()
     assert "RemoteModule" in repr(model)

@@ -28,7 +28,8 @@ class Casting:
         *rest: int,
         dtype: torch.dtype = torch.float32,
         **more: Any,
-    ) -> tuple[torch.Tensor, int]: ...
+    ) -> tuple[torch.Tensor, int]:
+        raise NotImplementedError
 
 
 class Recorder:
@@ -128,7 +129,8 @@ def test_a_class_that_is_not_marked_is_refused_before_a_module_is_made() -> None
 def test_the_handles_methods_show_the_signature() -> None:
     @interface
     class Local:
-        def forward(self, *, a: int, b: int = 2) -> list[str]: ...
+        def forward(self, *, a: int, b: int = 2) -> list[str]:
+            raise NotImplementedError
 
     handle = _RemoteModule("worker0", Keywords, _module_interface_cls=Local)
     assert list(inspect.signature(handle.forward).parameters) == ["a", "b"]

@@ -101,7 +101,7 @@ def test_a_handle_of_a_handle_is_refused() -> None:
 
 
 def test_without_rpc_nothing_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc.api, "_is_current_rpc_agent_set", lambda: False)  # type: ignore[attr-defined]
+    monkeypatch.setattr(rpc.api, "_is_current_rpc_agent_set", lambda: False)
     with pytest.raises(AssertionError, match="init_rpc"):
         RemoteModule("worker0", Scale)
 
@@ -178,11 +178,11 @@ def test_every_handle_can_be_called_printed_and_hooked(how: str) -> None:
 
 
 def test_a_reference_to_no_module_is_refused() -> None:
-    rref = rpc.remote("worker0", dict)
+    rref: Any = rpc.remote("worker0", dict)
     with pytest.raises(
         ValueError, match="must refer to a tensorplay.nn.Module, got <class 'dict'>"
     ):
-        RemoteModule.init_from_module_rref("worker0", rref)  # type: ignore[arg-type]
+        RemoteModule.init_from_module_rref("worker0", rref)
 
 
 def test_a_handle_made_from_a_reference_knows_the_mode() -> None:
@@ -314,7 +314,7 @@ def test_the_reference_to_the_module() -> None:
 
 
 def script_linear() -> nn.Module:
-    return torch.jit.script(nn.Linear(3, 2))  # type: ignore[no-any-return]
+    return torch.jit.script(nn.Linear(3, 2))
 
 
 def compiled_scale() -> nn.Module:

@@ -97,7 +97,7 @@ def test_a_plain_attribute_can_be_set_and_deleted() -> None:
         RemoteModule("worker0", Scale),
         RemoteModule.init_from_module_rref("worker0", RemoteModule("worker0", Scale).module_rref),
     ):
-        handle.tag = "mine"  # type: ignore[assignment]
+        handle.tag = "mine"
         assert handle.tag == "mine"
         del handle.tag
         assert not hasattr(handle, "tag")

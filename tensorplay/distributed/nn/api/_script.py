@@ -6,12 +6,13 @@ import io
 from typing import Any
 
 import torch
+from torch.jit import _script
 
 from tensorplay.distributed.rpc.internal import _internal_rpc_pickler
 
 
 def _script_module_receiver(saved: bytes) -> Any:
-    return torch.jit.load(io.BytesIO(saved))
+    return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
 
 
 def _script_module_reducer(module: Any) -> tuple[Any, tuple[bytes]]:
@@ -20,4 +21,4 @@ def _script_module_reducer(module: Any) -> tuple[Any, tuple[bytes]]:
     return _script_module_receiver, (buffer.getvalue(),)
 
 
-_internal_rpc_pickler._register_reducer(torch.jit.RecursiveScriptModule, _script_module_reducer)
+_internal_rpc_pickler._register_reducer(_script.RecursiveScriptModule, _script_module_reducer)

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import collections
 import functools
-import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from typing_extensions import Self
 
 from tensorplay.distributed import rpc
 from tensorplay.distributed.nn.api import _remote_ops as ops
 from tensorplay.distributed.nn.api._moving import is_host
+from tensorplay.distributed.nn.api._parts import RemoteParts
 from tensorplay.distributed.nn.api._remote_ops import Placement
-from tensorplay.distributed.nn.api._shell import MODULE_TABLES, ModuleShell
+from tensorplay.distributed.nn.api._shell import MODULE_TABLES
 from tensorplay.distributed.nn.jit import instantiator
 from tensorplay.distributed.nn.jit.instantiator import CallTarget
 from tensorplay.distributed.remote_device import _remote_device
@@ -33,7 +32,6 @@ from tensorplay.distributed.rpc.internal import _internal_rpc_pickler
 
 __all__ = ["RemoteModule", "interface"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 # What a handle is sent as, in this order.
@@ -88,7 +86,7 @@ def interface(cls: type[T]) -> type[T]:
     return cls
 
 
-class _RemoteModule(ModuleShell):
+class _RemoteModule(RemoteParts):
     """``RemoteModule`` with an interface.
 
     Args:
@@ -108,11 +106,9 @@ class _RemoteModule(ModuleShell):
     """
 
     on: str | int
-    device: str
     is_device_map_set: bool
     is_scriptable: bool
     generated_methods: instantiator.GeneratedMethods
-    module_rref: rpc.RRef[Module]
 
     def __init__(
         self,
@@ -189,184 +185,6 @@ class _RemoteModule(ModuleShell):
         """Compiles the module on its worker; the arguments are those of ``torch.compile``."""
         self._on_owner(ops._compile, args, kwargs)
 
-    # What the module consists of.
-
-    def get_module_rref(self) -> rpc.RRef[Module]:
-        """Returns the reference to the remote module."""
-        return self.module_rref
-
-    def remote_parameters(self, recurse: bool = True) -> list[rpc.RRef[Parameter]]:
-        """Returns references to the module's parameters, for a ``DistributedOptimizer``.
-
-        Args:
-            recurse: Whether those of submodules are included.
-        """
-        return self._on_owner(ops._param_rrefs, recurse)
-
-    def get_parameter(self, target: str) -> Parameter:
-        """Returns a copy of a parameter of the remote module.
-
-        Args:
-            target: Its dotted name.
-
-        Raises:
-            AttributeError: If there is no parameter of that name.
-        """
-        parameter: Parameter = self._on_owner(ops._get_tensor, "get_parameter", target)
-        return parameter
-
-    def get_buffer(self, target: str) -> Tensor:
-        """Returns a copy of a buffer of the remote module.
-
-        Args:
-            target: Its dotted name.
-
-        Raises:
-            AttributeError: If there is no buffer of that name.
-        """
-        buffer: Tensor = self._on_owner(ops._get_tensor, "get_buffer", target)
-        return buffer
-
-    def get_submodule(self, target: str) -> Module:
-        """Returns a handle of a submodule, which stays where it is.
-
-        Args:
-            target: Its dotted name; this handle itself is returned for an empty one.
-
-        Raises:
-            AttributeError: If there is no submodule of that name.
-        """
-        if not target:
-            return self
-        found = self._on_owner(ops._get_submodule, target)
-        if isinstance(found, Module):
-            return found
-        handle = object.__new__(RemoteModule)
-        for name in ("on", "device", "is_device_map_set"):
-            setattr(handle, name, getattr(self, name))
-        handle._init_template(None, not is_host(torch.device(self.device)))
-        handle._adopt(found)
-        return handle
-
-    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
-        """Replaces or adds a submodule of the remote module.
-
-        A copy of ``module`` is sent, and moved to the device of its new parent. A handle is
-        sent as a handle.
-
-        Args:
-            target: The dotted name; the parent must exist.
-            module: What to put there.
-            strict: Whether it must replace one that exists.
-
-        Raises:
-            ValueError: If the name is empty or ``module`` is no module.
-            AttributeError: If the parent does not exist, what is to be replaced is no module,
-                or ``strict`` is set and there is nothing to replace.
-        """
-        if not target:
-            raise ValueError("set_submodule needs the name of a submodule, got an empty one")
-        if not isinstance(module, Module):
-            raise ValueError(f"set_submodule needs an nn.Module, got {type(module)!r}")
-        self._on_owner(ops._set_submodule, target, module, strict, self.device)
-
-    def register_module(self, name: str, module: Module | None) -> None:
-        """Adds a child to the remote module; a copy of ``module`` is sent.
-
-        Raises:
-            TypeError: If it is no module.
-            KeyError: If the name is taken by another attribute or cannot be a child's.
-        """
-        self._on_owner(ops._register_module, name, module, self.device)
-
-    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Self:
-        """Moves the remote module's parameters and buffers without copying their values.
-
-        Args:
-            device: A device of its worker.
-            recurse: Whether submodules move, too.
-        """
-        self.device = self._on_owner(ops._to_empty, device, recurse, self.device)
-        self._install_generated_methods()
-        return self
-
-    # Its state.
-
-    def get_extra_state(self) -> Any:
-        """Returns what the remote module's ``get_extra_state`` returns."""
-        return self._on_owner(ops._get_extra_state)
-
-    def set_extra_state(self, state: Any) -> None:
-        """Gives ``state`` to the remote module's ``set_extra_state``."""
-        self._on_owner(ops._set_extra_state, state)
-
-    def remote_state_dict(self, *, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """Returns a copy of the remote module's state, in host memory.
-
-        State-dict hooks of this handle run here, those of the remote module there.
-
-        Args:
-            prefix: Put before each key.
-            keep_vars: Whether parameters stay ``Parameter``; they are copies all the same.
-        """
-        return Module.state_dict(self, prefix=prefix, keep_vars=keep_vars)
-
-    def load_remote_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Loads a state dict into the remote module.
-
-        Hooks run as in ``remote_state_dict``.
-
-        Args:
-            state_dict: Keys and tensors as ``remote_state_dict`` returns them.
-            strict: Whether the keys must be exactly the module's.
-            assign: Whether the tensors replace the module's instead of being copied into them.
-
-        Returns:
-            A named tuple of the lists ``missing_keys`` and ``unexpected_keys``.
-
-        Raises:
-            RuntimeError: If keys or shapes do not fit; the text is that of
-                ``nn.Module.load_state_dict``.
-        """
-        return Module.load_state_dict(self, state_dict, strict, assign)
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        state = self._on_owner(ops._save_state, keep_vars)
-        destination.update((prefix + name, value) for name, value in state.items())
-        versions = getattr(destination, "_metadata", None)
-        if versions is not None:
-            for name, entry in getattr(state, "_metadata", {}).items():
-                key = prefix + name if name else prefix[:-1]
-                versions.setdefault(key, {}).update(entry)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        lists = missing_keys, unexpected_keys, error_msgs
-        for hook in self._load_state_dict_pre_hooks.values():
-            hook(state_dict, prefix, local_metadata, strict, *lists)
-        entries = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
-        # torch hands a child its own versions only, but those of its children are wanted, too:
-        # they are in a variable of the function that walks the modules, which calls this one.
-        versions = sys._getframe(1).f_locals.get("metadata") or {}
-        metadata = {name: entry for name, entry in versions.items() if name.startswith(prefix)}
-        metadata[prefix[:-1]] = local_metadata
-        assign = bool(local_metadata.get("assign_to_params_buffers", False))
-        report = self._on_owner(ops._load_state, entries, prefix, metadata, assign)
-        for ours, theirs in zip(lists, report, strict=True):
-            ours.extend(theirs)
-
     # Making.
 
     def _prepare_init(self, remote_device: str | torch.device) -> bool:
@@ -402,6 +220,14 @@ class _RemoteModule(ModuleShell):
         self._install_generated_methods()
         self._check_attribute_picklability()
 
+    def _handle_of(self, placement: Placement) -> Module:
+        handle = object.__new__(RemoteModule)
+        for name in ("on", "device", "is_device_map_set"):
+            setattr(handle, name, getattr(self, name))
+        handle._init_template(None, not is_host(torch.device(self.device)))
+        handle._adopt(placement)
+        return handle
+
     def _install_generated_methods(self) -> None:
         for method in self.generated_methods:
             name = method.__name__
@@ -420,18 +246,6 @@ class _RemoteModule(ModuleShell):
                     f"Attribute {name!r} must be explicitly classified for RPC serialization: "
                     "set it after RemoteModule.__init__, and it stays in this process"
                 )
-
-    def _on_owner(
-        self,
-        function: Callable[Concatenate[rpc.RRef[Module], P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """Has the module's owner run ``function`` on it, unseen by autograd."""
-        with torch.no_grad():
-            return rpc.rpc_sync(
-                self.module_rref.owner(), function, (self.module_rref, *args), kwargs
-            )
 
     def __repr__(self) -> str:
         name = type(self).__name__
