@@ -294,7 +294,7 @@ class UserTable:
         """The owner has taken over an entry of ``drain`` that had ADDs."""
         owed = self._owed.get(owner)
         if owed is not None:
-            owed.unacknowledged -= 1
+            owed.unacknowledged = max(0, owed.unacknowledged - 1)
             self._tidy(owner)
 
     def leave(self, peer: int) -> None:

@@ -351,6 +351,8 @@ class RRef(Generic[T]):
                 f"Cannot call {what} on it after deletion."
             )
         owner = self._context.agent.peer_by_incarnation(self._owner)
+        if self._created is not None:
+            self._created._retrieved = True  # whatever uses the reference raises its error
         if owner is None:
             raise OwnerLostError(
                 f"worker {self._worker.name!r} (id {self._worker.id}), which owned {self!r}, is "

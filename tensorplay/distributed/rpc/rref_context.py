@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.errors import NotInitializedError, RRefError, WorkerLostError
 from tensorplay.protocol.calls import Op
@@ -229,7 +231,8 @@ class RRefContext:
     def creating(self, key: RRefKey, future: Future[Any]) -> None:
         """Keeps account of references whose owner has not confirmed them yet."""
         self._pending_users.add(key)
-        future.add_done_callback(lambda _: self._pending_users.discard(key))
+        # torch's own method: this is no retrieval of the error that the future may get.
+        torch.futures.Future.add_done_callback(future, lambda _: self._pending_users.discard(key))
 
     # The owner's side.
 
