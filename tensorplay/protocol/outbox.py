@@ -62,10 +62,10 @@ class Outbox:
         """Queues a message that goes before all others."""
         self._control.append(frames)
 
-    def post(self, route: Route, header: bytes, payload: Frames) -> None:
-        """Queues a request or reply whose payload fits one chunk."""
+    def post(self, route: Route, *frames: bytes | memoryview) -> None:
+        """Queues a message of which no part is larger than a chunk."""
         lane = self._lane(route.dst)
-        lane.small.append((route.size, (wire.encode(route), header, *payload)))
+        lane.small.append((route.size, (wire.encode(route), *frames)))
         self._turn(route.dst)
 
     def post_stream(self, route: Route, header: bytes, payload: Sequence[memoryview]) -> None:

@@ -28,7 +28,7 @@ def route_of(frames: Frames) -> Route:
 def post(outbox: Outbox, dst: int, id: int, size: int) -> None:
     payload = [b"x" * size]
     if size <= CHUNK_BYTES:
-        outbox.post(request(dst, id, size), b"h", payload)
+        outbox.post(request(dst, id, size), b"h", *payload)
     else:
         outbox.post_stream(request(dst, id, size), b"h", [memoryview(payload[0])])
 

@@ -118,8 +118,10 @@ def test_a_busy_pool_is_not_taken_for_a_waiting_one(pool: Executor) -> None:
 
 
 def test_what_a_task_raises_is_logged_and_stops_nothing(
-    pool: Executor, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    pool = Executor(1, "failing")  # one thread: what is logged comes before what follows
+
     def fail() -> None:
         raise SystemExit("boom")
 
@@ -128,6 +130,7 @@ def test_what_a_task_raises_is_logged_and_stops_nothing(
     pool.submit(done.set)
     assert done.wait(10)
     assert "boom" in caplog.text
+    pool.close()
 
 
 def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tensorplay.distributed.rpc import hooks, payload, remote_exception
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.collective import Collectives
-from tensorplay.distributed.rpc.calls import CallTable, PendingCall
+from tensorplay.distributed.rpc.calls import CallTable, Failed, PendingCall
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.future import Future
@@ -350,7 +350,7 @@ class Agent:
         if route.dst == self.incarnation:
             self._complete_message(Message(route, header, frames))
         elif size <= CHUNK_BYTES:
-            self._link.send(route, wire.encode(header), frames)
+            self._link.send(route, wire.encode(header), *frames)
         else:
             header = _with_sizes(header, [len(frame) for frame in frames])
             self._link.send_stream(
@@ -370,7 +370,7 @@ class Agent:
             if reply.status is Status.ERROR:
                 if call.state is not None:
                     hooks.current().failed(call.state)
-                raise remote_exception.rebuild(remote_exception.decode(message.frames[0]))
+                return Failed(remote_exception.rebuild(remote_exception.decode(message.frames[0])))
             if not message.frames:
                 return None
             return payload.unpack(
@@ -393,9 +393,8 @@ class Agent:
         if call.peer.incarnation == self.incarnation:
             self._callee.cancel(self.incarnation, call.id)
         else:
-            self._link.send_urgent(
-                Route(Kind.CANCEL, call.peer.incarnation, self.incarnation, call.id)
-            )
+            # Goes behind the request: it must not arrive first.
+            self._link.send(Route(Kind.CANCEL, call.peer.incarnation, self.incarnation, call.id))
 
     def _check_usable(self) -> None:
         if os.getpid() != self.pid:
@@ -460,7 +459,7 @@ class Agent:
     def on_message(self, route: Route, frames: list[Frame]) -> None:
         """A routed message has come."""
         if route.kind == Kind.CANCEL:
-            self._callee.cancel(route.src, route.id)
+            self._cancelled(route)
             return
         message = self._inbound.feed(route, frames)
         if message is not None:
@@ -512,6 +511,14 @@ class Agent:
             self.rrefs.settle(message.header.refs)
         else:
             call.arrive(message, self._completions.submit)
+
+    def _cancelled(self, route: Route) -> None:
+        partial = self._inbound.cancel(route.src, route.id)
+        if partial is None:
+            self._callee.cancel(route.src, route.id)
+        else:  # its references have come, though it never will
+            self.rrefs.received(partial.header.refs, route.src)
+            self.rrefs.settle(partial.header.refs)
 
     def _lose(self, peer: PeerInfo, reason: str) -> None:
         """Fails what is in flight to a peer that is gone, and forgets what is its."""

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,15 @@ from typing import Any
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.protocol.messages import PeerInfo
 
-#: Turns a raw reply into the value of the call; raises what the call raised.
+
+@dataclass(frozen=True)
+class Failed:
+    """The outcome of a call that raised."""
+
+    error: BaseException
+
+
+#: Turns a raw reply into the value of the call, or into ``Failed``.
 Decoder = Callable[["PendingCall", Any], Any]
 
 
@@ -88,18 +97,23 @@ class PendingCall:
                 return
             self._claimed = True
             raw, self._raw = self._raw, None
-        self.future._complete = None
+        # No reference from the future to its call may outlive the call: they form a cycle.
+        self.future._complete = self.future._cancel = None
         self.exporter = None
         if self.future.cancelled():
             return
-        try:
-            if isinstance(raw, BaseException):
-                raise raw
-            result = self._decode(self, raw)
-        except BaseException as error:
-            _complete(self.future.set_exception, error)
+        outcome = Failed(raw) if isinstance(raw, BaseException) else self._decoded(raw)
+        if isinstance(outcome, Failed):
+            _complete(self.future.set_exception, outcome.error)
         else:
-            _complete(self.future.set_result, result)
+            _complete(self.future.set_result, outcome)
+
+    def _decoded(self, raw: Any) -> Any:
+        try:
+            return self._decode(self, raw)
+        except BaseException as error:  # a reply that cannot be unpickled here
+            traceback.clear_frames(error.__traceback__ and error.__traceback__.tb_next)
+            return Failed(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
 
 
 def _complete(setter: Callable[[Any], None], value: Any) -> None:

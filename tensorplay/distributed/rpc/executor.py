@@ -44,6 +44,7 @@ class Executor:
         self._idle = threading.Semaphore(0)
         self._threads: set[threading.Thread] = set()
         self._blocked = 0
+        self._relief = 0  # threads added because others wait unseen
         self._started = 0
         self._closed = False
         self._busy: dict[int, float] = {}  # thread ident -> processor seconds at last look
@@ -79,9 +80,10 @@ class Executor:
                 self._blocked -= 1
 
     def relieve(self) -> None:
-        """Adds a thread if work is queued while every thread waits for something."""
+        """Adds threads if work is queued while every thread waits for something."""
         if self._tasks.empty():
             self._busy.clear()
+            self._relief = 0
             return
         with self._lock:
             seen = {
@@ -92,7 +94,10 @@ class Executor:
             stuck = all(self._busy.get(ident) == spent for ident, spent in seen.items())
             self._busy = seen
             if stuck and seen:
-                self._spawn()
+                more = max(1, self._relief)
+                self._relief += more
+                for _ in range(more):
+                    self._spawn()
 
     def close(self, timeout: float = 1.0) -> None:
         """Ends the threads once the queue is empty, waiting at most ``timeout`` seconds."""
@@ -105,8 +110,11 @@ class Executor:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
+    def _running(self) -> int:
+        return len(self._threads) - self._blocked - self._relief
+
     def _grow(self) -> None:
-        if len(self._threads) - self._blocked < self._limit:
+        if self._running() < self._limit:
             self._spawn()
 
     def _spawn(self) -> None:
@@ -153,7 +161,7 @@ class Executor:
     def _surplus(self) -> bool:
         """Whether threads that waited are running again and make one too many."""
         with self._lock:
-            if len(self._threads) - self._blocked > self._limit:
+            if self._running() > self._limit:
                 self._threads.discard(threading.current_thread())
                 return True
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 from collections.abc import Callable, Generator
@@ -47,7 +48,7 @@ class Future(torch.futures.Future[T], Generic[T]):
         if not self.done():
             with blocked():
                 self._wait_until_done(timeout)
-        return cast(T, super().wait())
+        return cast(T, super().wait())  # another thread may still be decoding the result
 
     def value(self) -> T:
         """Returns the result of a completed future.
@@ -172,4 +173,17 @@ class Future(torch.futures.Future[T], Generic[T]):
 
 
 def _raise(error: BaseException) -> None:
-    raise error
+    """Raises a copy: the frames that it passes through may hold the future.
+
+    libtorch holds the original. If that were raised, the traceback it collects would tie
+    the future to itself by a reference that the garbage collector cannot see.
+    """
+    try:
+        fresh = copy.copy(error)
+        if type(fresh) is not type(error):
+            fresh = error
+    except Exception:  # an exception with a constructor of its own
+        fresh = error
+    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
+    fresh.__suppress_context__ = error.__suppress_context__
+    raise fresh.with_traceback(error.__traceback__)

@@ -73,6 +73,11 @@ class Inbound:
         self._partial[route.src, route.kind, route.id] = (message, assembler)
         return None
 
+    def cancel(self, src: int, id: int) -> Message | None:
+        """Gives up a request of which not all has come, and returns it if there is one."""
+        partial = self._partial.pop((src, Kind.REQUEST, id), None)
+        return None if partial is None else partial[0]
+
     def drop(self, src: int) -> None:
         """Forgets what has come of messages of a peer that is gone."""
         for key in [key for key in self._partial if key[0] == src]:

@@ -122,17 +122,13 @@ class Link:
         """Starts to connect; the handlers hear of the rest."""
         self._thread.start()
 
-    def send(self, route: Route, header: bytes, payload: Sequence[bytes | memoryview]) -> None:
-        """Sends a request or reply whose payload is at most one chunk."""
-        self._post(lambda: self._outbox.post(route, header, payload))
+    def send(self, route: Route, *frames: bytes | memoryview) -> None:
+        """Sends a message whose payload is at most one chunk."""
+        self._post(lambda: self._outbox.post(route, *frames))
 
     def send_stream(self, route: Route, header: bytes, payload: Sequence[memoryview]) -> None:
         """Sends a request or reply in chunks."""
         self._post(lambda: self._outbox.post_stream(route, header, payload))
-
-    def send_urgent(self, route: Route) -> None:
-        """Sends a message that is a route alone (CANCEL), before all others."""
-        self._post(lambda: self._outbox.post_control(wire.encode(route)))
 
     def consumed(self, src: int, size: int) -> None:
         """Grants ``src`` credit for bytes of its that have been dealt with."""
