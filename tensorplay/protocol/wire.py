@@ -41,3 +41,22 @@ def decode(header: bytes | memoryview) -> Control | Route:
         return _control_decoder.decode(header)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"not a header of this protocol: {error}") from None
+
+
+def hello_protocol(header: bytes | memoryview) -> int | None:
+    """Returns the protocol version that a HELLO of any version claims.
+
+    Args:
+        header: A header that ``decode`` may have refused.
+
+    Returns:
+        The version, or None if the header is no HELLO of any version.
+    """
+    try:
+        fields = msgspec.msgpack.decode(header)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if isinstance(fields, list) and len(fields) > 1 and fields[0] == Kind.HELLO:
+        version = fields[1]
+        return version if isinstance(version, int) else None
+    return None

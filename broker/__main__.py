@@ -1,0 +1,5 @@
+"""``python -m tensorplay.broker``."""
+
+from tensorplay.broker.cli import main
+
+main()

@@ -1,0 +1,193 @@
+"""The command line of the broker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from tensorplay import logs
+from tensorplay.broker.config import DEFAULT_BIND, BrokerConfig
+from tensorplay.errors import BrokerError, ConfigError
+from tensorplay.version import __version__
+
+if TYPE_CHECKING:
+    from tensorplay.broker.server import Broker
+
+_log = logging.getLogger("tensorplay.broker")
+
+#: Seconds that the peers of an embedded broker have to leave when its parent has ended.
+DRAIN_SECONDS = 5.0
+
+
+@click.command(
+    name="broker",
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--bind",
+    multiple=True,
+    default=(DEFAULT_BIND,),
+    envvar="TENSORPLAY_BIND",
+    metavar="ENDPOINT",
+    show_default=True,
+    show_envvar=True,
+    help="Listen at tcp://HOST:PORT or ipc://PATH; may be repeated (in the variable: separated "
+    "by spaces). Port 0 is a free port; the line that is printed says which.",
+)
+@click.option(
+    "--heartbeat-interval",
+    type=float,
+    default=BrokerConfig.heartbeat_interval,
+    envvar="TENSORPLAY_HEARTBEAT_INTERVAL",
+    metavar="SECONDS",
+    show_default=True,
+    show_envvar=True,
+    help="Time between two heartbeats, both ways.",
+)
+@click.option(
+    "--heartbeat-timeout",
+    type=float,
+    default=BrokerConfig.heartbeat_timeout,
+    envvar="TENSORPLAY_HEARTBEAT_TIMEOUT",
+    metavar="SECONDS",
+    show_default=True,
+    show_envvar=True,
+    help="A peer whose host or process does not answer for so long is given up. A peer that "
+    "computes is never silent in this sense.",
+)
+@click.option(
+    "--max-message-bytes",
+    type=int,
+    default=BrokerConfig.max_message_bytes,
+    envvar="TENSORPLAY_MAX_MESSAGE_BYTES",
+    metavar="BYTES",
+    show_default=True,
+    show_envvar=True,
+    help="Largest request or reply; larger ones are errors at their sender.",
+)
+@click.option(
+    "--queue-bytes",
+    type=int,
+    default=BrokerConfig.queue_bytes,
+    envvar="TENSORPLAY_QUEUE_BYTES",
+    metavar="BYTES",
+    show_default=True,
+    show_envvar=True,
+    help="What is kept for one peer that reads slowly; more is an error at the sender.",
+)
+@click.option(
+    "--max-peers",
+    type=int,
+    default=BrokerConfig.max_peers,
+    envvar="TENSORPLAY_MAX_PEERS",
+    metavar="NUMBER",
+    show_default=True,
+    show_envvar=True,
+    help="Most peers that may be registered at once.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    envvar="TENSORPLAY_INSECURE",
+    show_envvar=True,
+    help="Allow endpoints that other hosts can reach. Whoever reaches the broker can run code "
+    "on its workers.",
+)
+@click.option(
+    "--exit-with-parent",
+    is_flag=True,
+    envvar="TENSORPLAY_EXIT_WITH_PARENT",
+    show_envvar=True,
+    help="End when standard input does, once the peers have left or after "
+    f"{DRAIN_SECONDS:.0f} s, and leave Ctrl-C to the parent.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(logs.LEVELS, case_sensitive=False),
+    default="info",
+    envvar="TENSORPLAY_LOG_LEVEL",
+    show_default=True,
+    show_envvar=True,
+    help="Least important level that is logged, on standard error.",
+)
+@click.option(
+    "--log-json",
+    is_flag=True,
+    envvar="TENSORPLAY_LOG_JSON",
+    show_envvar=True,
+    help="Log JSON objects, one a line.",
+)
+@click.version_option(__version__, prog_name="tensorplay broker")
+def main(
+    bind: tuple[str, ...],
+    heartbeat_interval: float,
+    heartbeat_timeout: float,
+    max_message_bytes: int,
+    queue_bytes: int,
+    max_peers: int,
+    insecure: bool,
+    exit_with_parent: bool,
+    log_level: str,
+    log_json: bool,
+) -> None:
+    """Run the broker that workers and clients connect to.
+
+    Prints "tensorplay broker ready at ENDPOINT" for each endpoint once it can be connected
+    to, and runs until SIGTERM or Ctrl-C; a second one ends it at once.
+
+    Exit codes: 0 ended as told, 1 failed (such as an address in use), 2 wrong usage.
+    """
+    logs.configure(log_level, json=log_json)
+    try:
+        config = BrokerConfig(
+            bind=bind,
+            heartbeat_interval=heartbeat_interval,
+            heartbeat_timeout=heartbeat_timeout,
+            max_message_bytes=max_message_bytes,
+            queue_bytes=queue_bytes,
+            max_peers=max_peers,
+            insecure=insecure,
+        )
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    from tensorplay.broker.server import Broker
+
+    broker = Broker(config)
+    try:
+        broker.bind()
+    except BrokerError as error:
+        raise click.ClickException(str(error)) from None
+    _end_on_signals(broker, interrupt=not exit_with_parent)
+    if exit_with_parent:
+        threading.Thread(target=_end_with_input, args=(broker,), daemon=True).start()
+    for address in broker.addresses:
+        print(f"tensorplay broker ready at {address}", flush=True)
+    try:
+        broker.run()
+    finally:
+        broker.close()
+    _log.info("ended")
+
+
+def _end_on_signals(broker: Broker, *, interrupt: bool) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
+        if broker.stopping:
+            os._exit(128 + number)
+        broker.stop()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end if interrupt else signal.SIG_IGN)
+
+
+def _end_with_input(broker: Broker) -> None:
+    # Not sys.stdin: a thread inside its buffer would break the interpreter's exit.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    broker.drain(DRAIN_SECONDS)

@@ -1,0 +1,102 @@
+"""The broker's options."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tensorplay.errors import ConfigError
+
+#: Where the broker listens unless told otherwise.
+DEFAULT_BIND = "tcp://127.0.0.1:5555"
+#: ZeroMQ sends a heartbeat's time to live in 16 bits of tenths of a second.
+_MAX_TIMEOUT = 6000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerConfig:
+    """Options of a broker.
+
+    Args:
+        bind: Endpoints to listen at, ``tcp://host:port`` (port 0: a free one) or ``ipc://path``.
+        heartbeat_interval: Seconds between two heartbeats, both ways.
+        heartbeat_timeout: Seconds of silence after which a peer's connection is given up.
+        max_message_bytes: Largest request or reply that is passed on, its chunks included.
+        queue_bytes: Bytes kept for one peer that reads slower than others send to it.
+        max_peers: Most peers that may be registered at once.
+        insecure: Listen at addresses that other hosts can reach, without authentication.
+
+    Raises:
+        ConfigError: If a value cannot work.
+    """
+
+    bind: tuple[str, ...] = (DEFAULT_BIND,)
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 5.0
+    max_message_bytes: int = 64 << 30
+    queue_bytes: int = 256 << 20
+    max_peers: int = 4096
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.bind:
+            raise ConfigError("a broker needs at least one endpoint to listen at")
+        for endpoint in self.bind:
+            self._check_endpoint(endpoint)
+        if not 0.01 <= self.heartbeat_interval:
+            raise ConfigError(
+                f"heartbeat_interval must be at least 0.01 s, got {self.heartbeat_interval}"
+            )
+        if not self.heartbeat_interval < self.heartbeat_timeout <= _MAX_TIMEOUT:
+            raise ConfigError(
+                f"heartbeat_timeout must be above heartbeat_interval "
+                f"({self.heartbeat_interval} s) and at most {_MAX_TIMEOUT:.0f} s, "
+                f"got {self.heartbeat_timeout}"
+            )
+        for name in ("max_message_bytes", "queue_bytes", "max_peers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def _check_endpoint(self, endpoint: str) -> None:
+        if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
+            return
+        if not endpoint.startswith("tcp://"):
+            raise ConfigError(
+                f'cannot listen at {endpoint!r}; expected "tcp://host:port" or "ipc://path"'
+            )
+        host = _host(endpoint)
+        if not self.insecure and not _is_loopback(host):
+            raise ConfigError(
+                f"{endpoint!r} can be reached from other hosts, and whoever reaches the broker "
+                "can run code on its workers; listen at tcp://127.0.0.1:PORT, or say --insecure "
+                "(insecure=True) if everybody on that network may do so"
+            )
+
+
+def needs_ipv6(endpoint: str) -> bool:
+    """Returns whether ``endpoint`` is a TCP endpoint with an IPv6 address."""
+    return endpoint.startswith("tcp://[")
+
+
+def _host(endpoint: str) -> str:
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port is None or parts.path:
+        raise ConfigError(
+            f"cannot listen at {endpoint!r}; a TCP endpoint is tcp://host:port, with port 0 "
+            "for a free one, and has no namespace: that is for peers to say"
+        )
+    return host
+
+
+def _is_loopback(host: str) -> bool:
+    if host in ("localhost", "lo"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

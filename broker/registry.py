@@ -1,0 +1,137 @@
+"""Who is registered: names and ids, unique in a namespace, and the connections behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tensorplay.protocol.messages import FIRST_RANKLESS_ID, Departure, PeerInfo
+
+#: Departures that a namespace remembers, so that late messages get a telling answer.
+_DEPARTED = 64
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Messages and payload bytes of one direction."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        """Counts a message."""
+        self.messages += 1
+        self.bytes += size
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A registered peer.
+
+    Attributes:
+        info: What everybody may know of it.
+        namespace: Where it is registered.
+        identity: The connection by which it is reached; a reconnect changes it.
+        world_size: Size of the fixed world it belongs to, or 0.
+        since: When it registered.
+        last_heard: When its last message came.
+        received: What it has sent.
+        sent: What was passed on to it.
+        stats: What its last heartbeat told of it.
+        next_complaint: When it may be told of a malformed message again.
+    """
+
+    info: PeerInfo
+    namespace: Namespace
+    identity: bytes
+    world_size: int
+    since: float
+    last_heard: float
+    received: Traffic = field(default_factory=Traffic)
+    sent: Traffic = field(default_factory=Traffic)
+    stats: dict[str, float] = field(default_factory=dict)
+    next_complaint: float = float("-inf")
+
+    def __str__(self) -> str:
+        info = self.info
+        return f"{info.name!r} (id {info.id}, host {info.host or '?'}, pid {info.pid})"
+
+
+@dataclass(slots=True, eq=False)
+class Namespace:
+    """The peers that can see each other."""
+
+    name: str
+    by_name: dict[str, Peer] = field(default_factory=dict)
+    by_id: dict[int, Peer] = field(default_factory=dict)
+    by_incarnation: dict[int, Peer] = field(default_factory=dict)
+    departed: dict[int, Departure] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self.by_incarnation.values())
+
+    @property
+    def world_size(self) -> int:
+        """Size of the fixed world whose members are here, or 0."""
+        return max((peer.world_size for peer in self), default=0)
+
+    def free_rank(self) -> int:
+        """Returns the lowest rank that nobody has or will claim as a world's member."""
+        rank = self.world_size
+        while rank in self.by_id:
+            rank += 1
+        return rank
+
+    def free_rankless_id(self) -> int:
+        """Returns the highest negative id that nobody has."""
+        number = FIRST_RANKLESS_ID
+        while number in self.by_id:
+            number -= 1
+        return number
+
+    def remember(self, departure: Departure) -> None:
+        """Keeps a departure for a while."""
+        self.departed[departure.peer.incarnation] = departure
+        if len(self.departed) > _DEPARTED:
+            del self.departed[next(iter(self.departed))]
+
+
+class Registry:
+    """The peers of all namespaces; keeps every table in step."""
+
+    def __init__(self) -> None:
+        self.namespaces: dict[str, Namespace] = {}
+        self.by_identity: dict[bytes, Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_identity)
+
+    def namespace(self, name: str) -> Namespace:
+        """Returns the namespace of that name; one without peers is not kept."""
+        return self.namespaces.get(name) or Namespace(name)
+
+    def add(self, peer: Peer) -> None:
+        """Enters a peer whose name, id, incarnation and connection nobody has."""
+        namespace = peer.namespace
+        self.namespaces[namespace.name] = namespace
+        namespace.by_name[peer.info.name] = peer
+        namespace.by_id[peer.info.id] = peer
+        namespace.by_incarnation[peer.info.incarnation] = peer
+        namespace.departed.pop(peer.info.incarnation, None)
+        self.by_identity[peer.identity] = peer
+
+    def remove(self, peer: Peer) -> None:
+        """Takes a peer out; a namespace ends with its last one."""
+        namespace = peer.namespace
+        del namespace.by_name[peer.info.name]
+        del namespace.by_id[peer.info.id]
+        del namespace.by_incarnation[peer.info.incarnation]
+        del self.by_identity[peer.identity]
+        if not namespace.by_incarnation:
+            del self.namespaces[namespace.name]
+
+    def move(self, peer: Peer, identity: bytes) -> None:
+        """Notes that a peer is reached by another connection now."""
+        del self.by_identity[peer.identity]
+        peer.identity = identity
+        self.by_identity[identity] = peer

@@ -1,0 +1,403 @@
+"""What the broker knows, and how it answers: no socket, no clock.
+
+Rule 1: everything that changes the state is here.  The server feeds in events with the
+time and does what the returned commands say, in order.
+
+Rule 2: a connection is not a peer.  A peer is known by its name and incarnation; HELLO
+ties it to the connection it came by, and the same incarnation by another connection is
+the same peer, which has reconnected: it moves there and nobody is told.
+
+Rule 3: whether a peer is alive is decided by its connection, never by its silence: a
+process that computes for minutes says nothing, but its ZeroMQ thread answers ZeroMQ's own
+heartbeats.  The broker probes every connection each interval; one that does not stand any
+more ends its peer.
+
+Rule 4: a name or rank is refused only if its holder's connection was found standing after
+it was asked for.  Until then the newcomer is a claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from tensorplay.broker import admission
+from tensorplay.broker.config import BrokerConfig
+from tensorplay.broker.events import (
+    Command,
+    Event,
+    Forget,
+    Forward,
+    Overflowed,
+    Probe,
+    Reachable,
+    Received,
+    Send,
+    Unreachable,
+)
+from tensorplay.broker.registry import Namespace, Peer, Registry
+from tensorplay.broker.status import snapshot
+from tensorplay.errors import ProtocolError
+from tensorplay.protocol import wire
+from tensorplay.protocol.messages import (
+    PROTOCOL_VERSION,
+    Control,
+    Departure,
+    Farewell,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Kind,
+    PeerInfo,
+    Refused,
+    Roster,
+    Route,
+    Status,
+    StatusRequest,
+    Stranger,
+    Undeliverable,
+    Welcome,
+)
+from tensorplay.version import __version__
+
+_log = logging.getLogger(__name__)
+
+#: A peer's own headers are small; what they hold is kept, and sent to everybody.
+MAX_PEER_HEADER = 16 << 10
+#: Seconds between two answers to a connection that is unknown or sends rubbish.
+COMPLAINT_SECONDS = 0.5
+#: Unknown connections of which it is remembered that they were told so.
+_MAX_STRANGERS = 4096
+#: A peer's last words are cut to this many characters.
+_MAX_REASON = 200
+
+
+class BrokerState:
+    """The peers, and what happens to them.
+
+    Args:
+        config: The options.
+        incarnation: A random number; tells this broker from the one before a restart.
+        now: The time, in seconds of any steady clock.
+        queued_bytes: Gives the bytes that wait for a connection, for the status.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        incarnation: int,
+        now: float,
+        queued_bytes: Callable[[bytes], int] = lambda identity: 0,
+    ) -> None:
+        self.config = config
+        self.incarnation = incarnation
+        self.started = now
+        self.queued_bytes = queued_bytes
+        self.addresses: tuple[str, ...] = ()
+        self.registry = Registry()
+        self.counters: Counter[str] = Counter()
+        self.versions = {"tensorplay": __version__, "python": platform.python_version()}
+        self._next_beat = now + config.heartbeat_interval
+        self._strangers: dict[bytes, float] = {}  # when each may be told again
+        self._claims: dict[bytes, dict[bytes, Hello]] = {}  # by the holder's connection
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes an event and returns what is to be done about it."""
+        if isinstance(event, Received):
+            return self._received(event, now)
+        if isinstance(event, Unreachable):
+            return self._unreachable(event, now)
+        if isinstance(event, Reachable):
+            return self._settle(event.identity, now)
+        if isinstance(event, Overflowed):
+            return self._overflowed(event.forward)
+        return self._tick(now)
+
+    def next_tick(self) -> float:
+        """Returns the time at which a Tick has something to do."""
+        return self._next_beat
+
+    # Messages.
+
+    def _received(self, event: Received, now: float) -> list[Command]:
+        identity = event.identity
+        peer = self.registry.by_identity.get(identity)
+        if peer is not None:
+            peer.last_heard = now
+        try:
+            if len(event.header) > MAX_PEER_HEADER:
+                raise ProtocolError(f"a peer's header has {len(event.header)} bytes")
+            message = wire.decode(event.header)
+            if isinstance(message, Route):
+                return self._route(identity, peer, message, event.size, now)
+            if event.size:
+                raise ProtocolError(f"{event.size} bytes follow a control message")
+        except ProtocolError as error:
+            return self._malformed(event, peer, str(error), now)
+        if isinstance(message, Hello):
+            return self._hello(identity, message, now)
+        if isinstance(message, StatusRequest):
+            return [_send(identity, Status(snapshot(self, now)))]
+        if isinstance(message, Goodbye):
+            return self._goodbye(identity, peer, message)
+        if isinstance(message, Heartbeat):
+            if peer is None:
+                return self._stranger(identity, now)
+            peer.stats = message.stats
+            return []
+        return self._malformed(event, peer, f"{type(message).__name__} is not for a broker", now)
+
+    def _route(
+        self, identity: bytes, peer: Peer | None, route: Route, size: int, now: float
+    ) -> list[Command]:
+        if peer is None:
+            return self._stranger(identity, now)
+        if route.src != peer.info.incarnation:
+            self.counters["forged"] += 1
+            return self._complain(
+                peer, f"a message claimed to be from {route.src}, which {peer} is not", now
+            )
+        receiver = peer.namespace.by_incarnation.get(route.dst)
+        if receiver is None:
+            return self._gone(peer, route)
+        total = max(size, route.size)
+        if total > self.config.max_message_bytes:
+            self.counters["too-large"] += 1
+            text = (
+                f"a message of {total} bytes to {receiver.info.name!r} is larger than the "
+                f"broker's limit of {self.config.max_message_bytes} (--max-message-bytes)"
+            )
+            return [_undeliverable(identity, route, "too-large", text)]
+        peer.received.add(size)
+        receiver.sent.add(size)
+        return [Forward(receiver.identity, identity, route, size)]
+
+    def _gone(self, sender: Peer, route: Route) -> list[Command]:
+        self.counters["gone"] += 1
+        if route.kind != Kind.REQUEST:
+            return []
+        departure = sender.namespace.departed.get(route.dst)
+        if departure is None:
+            text = f"no peer {route.dst} is registered in namespace {sender.namespace.name!r}"
+        else:
+            text = f"peer {departure.peer.name!r} is gone: {departure.reason}"
+        return [_undeliverable(sender.identity, route, "gone", text)]
+
+    def _overflowed(self, forward: Forward) -> list[Command]:
+        self.counters["full"] += 1
+        sender = self.registry.by_identity.get(forward.sender)
+        receiver = self.registry.by_identity.get(forward.identity)
+        if receiver is not None:
+            receiver.sent.messages -= 1
+            receiver.sent.bytes -= forward.size
+        if sender is None or forward.route.kind not in (Kind.REQUEST, Kind.REPLY, Kind.CHUNK):
+            return []
+        name = receiver.info.name if receiver is not None else "?"
+        text = (
+            f"peer {name!r} reads too slowly: {self.config.queue_bytes} bytes (--queue-bytes) "
+            "wait for it in the broker already"
+        )
+        return [_undeliverable(forward.sender, forward.route, "full", text)]
+
+    def _malformed(
+        self, event: Received, peer: Peer | None, text: str, now: float
+    ) -> list[Command]:
+        self.counters["malformed"] += 1
+        version = wire.hello_protocol(event.header[:MAX_PEER_HEADER])
+        if version is not None:
+            refusal = (
+                admission.refused("invalid", f"the HELLO is malformed: {text}")
+                if version == PROTOCOL_VERSION
+                else admission.wrong_protocol(version)
+            )
+            self.counters["refused"] += 1
+            return [_send(event.identity, refusal)]
+        if peer is None:
+            return self._stranger(event.identity, now, f"a message was malformed: {text}")
+        return self._complain(peer, f"a message was malformed: {text}", now)
+
+    def _complain(self, peer: Peer, text: str, now: float) -> list[Command]:
+        """Tells a peer of its mistake, and the log of its first one."""
+        if now < peer.next_complaint:
+            return []
+        if peer.next_complaint == float("-inf"):
+            _log.warning("dropped a message of peer %s: %s", peer, text)
+        peer.next_complaint = now + COMPLAINT_SECONDS
+        return [_send(peer.identity, Undeliverable(0, 0, 0, "malformed", text))]
+
+    def _stranger(self, identity: bytes, now: float, reason: str = "") -> list[Command]:
+        self.counters["stranger"] += 1
+        if now < self._strangers.get(identity, now):
+            return []
+        if identity not in self._strangers:
+            if len(self._strangers) >= _MAX_STRANGERS:
+                return []
+            if reason:
+                _log.warning("dropped a message of an unknown connection: %s", reason)
+        self._strangers[identity] = now + COMPLAINT_SECONDS
+        return [_send(identity, Stranger(reason or "not registered here"))]
+
+    # Coming.
+
+    def _hello(self, identity: bytes, hello: Hello, now: float) -> list[Command]:
+        refusal = admission.check(hello)
+        if refusal is not None:
+            return self._refuse(identity, hello, refusal)
+        namespace = self.registry.namespace(hello.namespace)
+        known = namespace.by_incarnation.get(hello.incarnation)
+        current = self.registry.by_identity.get(identity)
+        if current is not None and current is not known:
+            text = f"this connection is registered as {current}; say GOODBYE first"
+            return self._refuse(identity, hello, admission.refused("invalid", text))
+        if known is not None:
+            return self._resume(identity, hello, known, now)
+        refusal = admission.check_world(hello, namespace)
+        if refusal is not None:
+            return self._refuse(identity, hello, refusal)
+        holder = admission.holder(hello, namespace)
+        if holder is not None:
+            self._claims.setdefault(holder.identity, {})[identity] = hello
+            return [Probe(holder.identity, self._heartbeat(now))]
+        return self._register(identity, hello, namespace, now)
+
+    def _resume(self, identity: bytes, hello: Hello, peer: Peer, now: float) -> list[Command]:
+        if hello.name != peer.info.name:
+            text = f"incarnation {hello.incarnation} is registered as {peer}"
+            return self._refuse(identity, hello, admission.refused("invalid", text))
+        commands: list[Command] = []
+        if identity != peer.identity:
+            self.counters["resumed"] += 1
+            commands.append(Forget(peer.identity))
+            self.registry.move(peer, identity)
+            self._strangers.pop(identity, None)
+        peer.last_heard = now
+        return [*commands, self._welcome(peer, hello)]
+
+    def _register(
+        self, identity: bytes, hello: Hello, namespace: Namespace, now: float
+    ) -> list[Command]:
+        if len(self.registry) >= self.config.max_peers:
+            text = f"the broker has its limit of {self.config.max_peers} peers (--max-peers)"
+            return self._refuse(identity, hello, admission.refused("full", text))
+        number = admission.choose_id(hello, namespace)
+        if number is None:
+            text = f"all ranks of the world of size {hello.world_size} are taken"
+            return self._refuse(identity, hello, admission.refused("world-size", text))
+        info = PeerInfo(
+            hello.name,
+            number,
+            hello.incarnation,
+            hello.role,
+            hello.host,
+            hello.pid,
+            hello.device,
+            hello.versions,
+        )
+        peer = Peer(info, namespace, identity, hello.world_size, since=now, last_heard=now)
+        others = [other.identity for other in namespace]
+        self.registry.add(peer)
+        self._strangers.pop(identity, None)
+        self.counters["joined"] += 1
+        _log.info("peer %s joined namespace %r", peer, namespace.name)
+        return [self._welcome(peer, hello), *_send_all(others, Roster(joined=[info]))]
+
+    def _welcome(self, peer: Peer, hello: Hello) -> Command:
+        others = [other for other in peer.namespace if other is not peer]
+        return _send(
+            peer.identity,
+            Welcome(
+                PROTOCOL_VERSION,
+                self.incarnation,
+                peer.info,
+                [other.info for other in peer.namespace],
+                self.config.heartbeat_interval,
+                self.config.heartbeat_timeout,
+                self.config.max_message_bytes,
+                self.versions,
+                admission.version_warnings(hello, self.versions, others),
+            ),
+        )
+
+    def _refuse(self, identity: bytes, hello: Hello, refusal: Refused) -> list[Command]:
+        self.counters["refused"] += 1
+        _log.warning("refused %r: %s", hello.name[: admission.MAX_NAME], refusal.text)
+        waiting = []
+        if hello.world_size:
+            namespace = self.registry.namespace(hello.namespace)
+            waiting = [peer.identity for peer in namespace if peer.world_size]
+        return [
+            _send(identity, refusal),
+            *_send_all(waiting, Roster(refused=[refusal.text])),
+        ]
+
+    def _settle(self, identity: bytes, now: float) -> list[Command]:
+        """Decides the claims on the peer of a connection that has just been probed."""
+        commands: list[Command] = []
+        for claimant, hello in self._claims.pop(identity, {}).items():
+            namespace = self.registry.namespace(hello.namespace)
+            holder = admission.holder(hello, namespace)
+            if holder is not None and holder.identity == identity:
+                commands += self._refuse(claimant, hello, admission.taken(hello, holder))
+            else:
+                commands += self._hello(claimant, hello, now)
+        return commands
+
+    # Going.
+
+    def _goodbye(self, identity: bytes, peer: Peer | None, goodbye: Goodbye) -> list[Command]:
+        if peer is None:
+            return [_send(identity, Farewell())]
+        departure = Departure(peer.info, clean=True, reason=goodbye.reason[:_MAX_REASON])
+        return [_send(identity, Farewell()), *self._remove(peer, departure)]
+
+    def _unreachable(self, event: Unreachable, now: float) -> list[Command]:
+        self._strangers.pop(event.identity, None)
+        commands: list[Command] = [Forget(event.identity)]
+        peer = self.registry.by_identity.get(event.identity)
+        if peer is not None:
+            silent = now - peer.last_heard
+            reason = event.reason or f"connection lost, last heard of {silent:.1f} s ago"
+            commands += self._remove(peer, Departure(peer.info, clean=False, reason=reason))
+        return commands + self._settle(event.identity, now)
+
+    def _remove(self, peer: Peer, departure: Departure) -> list[Command]:
+        self.counters["left" if departure.clean else "lost"] += 1
+        _log.log(
+            logging.INFO if departure.clean else logging.WARNING,
+            "peer %s left namespace %r: %s",
+            peer,
+            peer.namespace.name,
+            departure.reason,
+        )
+        self.registry.remove(peer)
+        peer.namespace.remember(departure)
+        others = [other.identity for other in peer.namespace]
+        return _send_all(others, Roster(left=[departure]))
+
+    # Time.
+
+    def _tick(self, now: float) -> list[Command]:
+        if now < self._next_beat:
+            return []
+        self._next_beat = now + self.config.heartbeat_interval
+        self._strangers = {key: until for key, until in self._strangers.items() if now < until}
+        header = self._heartbeat(now)
+        return [Probe(identity, header) for identity in self.registry.by_identity]
+
+    def _heartbeat(self, now: float) -> bytes:
+        return wire.encode(Heartbeat(sent=now))
+
+
+def _send(identity: bytes, message: Control) -> Send:
+    return Send(identity, wire.encode(message))
+
+
+def _send_all(identities: Iterable[bytes], message: Control) -> list[Command]:
+    header = wire.encode(message)
+    return [Send(identity, header) for identity in identities]
+
+
+def _undeliverable(identity: bytes, route: Route, code: str, text: str) -> Send:
+    return _send(identity, Undeliverable(route.kind, route.dst, route.id, code, text))
