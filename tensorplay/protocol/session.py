@@ -39,8 +39,9 @@ from tensorplay.protocol.messages import (
     Welcome,
 )
 
-#: Seconds between two HELLOs while the broker has not answered.
-HELLO_INTERVAL = 0.5
+#: Seconds until an unanswered HELLO is repeated: at first, and at most. It doubles each time.
+HELLO_INTERVAL = 0.02
+MAX_HELLO_INTERVAL = 1.0
 
 
 class State(Enum):
@@ -126,6 +127,7 @@ class PeerSession:
     _last_heard: float = 0.0
     _next_send: float = 0.0
     _lost: bool = False
+    _hello_interval: float = HELLO_INTERVAL
     _missing_until: dict[int, float] = field(default_factory=dict)
 
     def start(self, now: float) -> list[Command]:
@@ -192,7 +194,8 @@ class PeerSession:
         return [Send(Goodbye(reason))]
 
     def _say_hello(self, now: float) -> list[Command]:
-        self._next_send = now + HELLO_INTERVAL
+        self._next_send = now + self._hello_interval
+        self._hello_interval = min(2 * self._hello_interval, MAX_HELLO_INTERVAL)
         return [Send(self.hello)]
 
     def _unknown(self, now: float) -> list[Command]:
@@ -208,6 +211,7 @@ class PeerSession:
         if self.state is not State.REGISTERING or welcome.peer.incarnation != self.hello.incarnation:
             return []
         again = self.me is not None
+        self._hello_interval = HELLO_INTERVAL
         restarted = again and welcome.broker != self._broker
         self.state = State.REGISTERED
         self.me = welcome.peer

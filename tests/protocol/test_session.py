@@ -21,6 +21,7 @@ from tensorplay.protocol.messages import (
 )
 from tensorplay.protocol.session import (
     HELLO_INTERVAL,
+    MAX_HELLO_INTERVAL,
     BrokerLost,
     Closed,
     NotDelivered,
@@ -59,7 +60,12 @@ def test_hello_is_repeated_until_the_broker_answers() -> None:
     session.start(0.0)
     assert session.tick(HELLO_INTERVAL / 2) == []
     assert session.tick(HELLO_INTERVAL) == [Send(HELLO)]
-    assert session.next_tick() == 2 * HELLO_INTERVAL
+    assert session.next_tick() == 3 * HELLO_INTERVAL
+    now = 0.0
+    for _ in range(20):
+        now = session.next_tick()
+        session.tick(now)
+    assert session.next_tick() == now + MAX_HELLO_INTERVAL
 
 
 def test_refusal_closes_the_session() -> None:
