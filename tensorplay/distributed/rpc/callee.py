@@ -212,7 +212,7 @@ class Callee:
             job.execution.failed()
         if request.op is Op.REMOTE and request.rref is not None:
             self._rrefs.fail(request.rref, error)
-        failure = remote_exception.describe(error, self._me.name)
+        failure = remote_exception.describe(error, self._me.name, self._me.id)
         self._answer(job, Reply(Status.ERROR), [remote_exception.encode(failure)])
 
     def _discard(self, job: Job) -> None:

@@ -1,0 +1,230 @@
+"""Objects to bytes and back, for calls.
+
+Pickle protocol 5 with out-of-band buffers. Functions and classes go by reference where the
+receiver can import them, else by value (cloudpickle). Tensors are left out: the stream refers
+to them by number, and they are listed apart, so that they travel without being copied into the
+stream and autograd can look at them. A tensor that occurs twice is listed once.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import cloudpickle
+import torch
+
+from tensorplay.distributed.rpc import culprit
+from tensorplay.errors import SerializationError
+
+Reducer: TypeAlias = Callable[[Any], tuple[Any, ...]]
+
+#: Tensors of exactly these types are entries of the tensor table; the others are taken apart.
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+_reducers: dict[type, Reducer] = {}
+_found: dict[type, Reducer | None] = {}
+_running = threading.local()
+
+
+class Pickled(NamedTuple):
+    """What ``dumps`` returns.
+
+    Attributes:
+        head: The pickle stream.
+        tensors: The tensors it refers to, in order.
+        buffers: The out-of-band buffers, in order.
+    """
+
+    head: bytes
+    tensors: list[torch.Tensor]
+    buffers: list[pickle.PickleBuffer]
+
+
+def register_reducer(cls: type, reducer: Reducer) -> None:
+    """Has objects of ``cls`` and its subclasses pickled by ``reducer`` in calls.
+
+    Args:
+        cls: The class.
+        reducer: Takes an object and returns what ``__reduce__`` would.
+    """
+    _reducers[cls] = reducer
+    _found.clear()
+
+
+def dumps(obj: Any, *, exporter: Any = None) -> Pickled:
+    """Returns the pickle of an object and the tensors in it.
+
+    Args:
+        obj: What is to travel.
+        exporter: Counts the remote references in it.
+
+    Raises:
+        SerializationError: If a part of it cannot travel; the text names the part.
+    """
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    writer = _Writer(file, buffers)
+    try:
+        with _current("exporter", exporter):
+            writer.dump(obj)
+    except SerializationError:
+        raise
+    except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError) as error:
+        raise SerializationError(culprit.describe(obj, error, dumps)) from error
+    return Pickled(file.getvalue(), writer.tensors, buffers)
+
+
+def loads(
+    head: bytes | memoryview,
+    tensors: Sequence[torch.Tensor],
+    buffers: Sequence[Any] = (),
+    *,
+    importer: Any = None,
+) -> Any:
+    """Returns the object that ``dumps`` has pickled.
+
+    Args:
+        head: The pickle stream.
+        tensors: The tensors it refers to.
+        buffers: The out-of-band buffers.
+        importer: Restores the remote references in it.
+
+    Raises:
+        ImportError: If something in it cannot be imported here; the text says what to do.
+    """
+    with _current("importer", importer):
+        return _Reader(io.BytesIO(head), tensors, buffers).load()
+
+
+def current_exporter() -> Any:
+    """Returns the exporter of the pickling that runs in this thread, or None."""
+    return getattr(_running, "exporter", None)
+
+
+def current_importer() -> Any:
+    """Returns the importer of the unpickling that runs in this thread, or None."""
+    return getattr(_running, "importer", None)
+
+
+class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles, and lists the tensors that it meets."""
+
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.tensors: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind in _PLAIN:
+            return self._tensor(obj)
+        reducer = _found[kind] if kind in _found else _find_reducer(kind)
+        if reducer is not None:
+            return reducer(obj)
+        if issubclass(kind, torch.Tensor):
+            return _take_apart(obj)
+        if kind is torch.jit.ScriptFunction:
+            return _reduce_script_function(obj)
+        return super().reducer_override(obj)
+
+    def _tensor(self, tensor: torch.Tensor) -> tuple[Any, tuple[int]]:
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return _tensor_at, (number,)
+
+
+class _Reader(pickle.Unpickler):
+    """Unpickles, and puts the listed tensors in; the one place where names are resolved."""
+
+    def __init__(
+        self, file: io.BytesIO, tensors: Sequence[torch.Tensor], buffers: Sequence[Any]
+    ) -> None:
+        super().__init__(file, buffers=buffers)
+        self._tensors = tensors
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == _tensor_at.__name__ and module == __name__:
+            return self._tensors.__getitem__
+        try:
+            return super().find_class(module, name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{error}: {module}.{name} was sent by reference, and its module cannot be "
+                "imported here; install it, put it on the receiver's sys.path (PYTHONPATH, "
+                "or the worker's option --import), or send it by value with "
+                "cloudpickle.register_pickle_by_value",
+                name=error.name,
+            ) from error
+        except AttributeError as error:
+            raise AttributeError(
+                f"{error}: {module}.{name} was sent by reference, but this process has "
+                "another version of that module"
+            ) from error
+
+
+def _tensor_at(number: int) -> torch.Tensor:
+    """Stands in the stream for a tensor; ``_Reader`` puts the tensor in its place."""
+    raise SerializationError("a pickle of a call can only be read by the RPC unpickler")
+
+
+def _find_reducer(kind: type) -> Reducer | None:
+    reducer = next((_reducers[cls] for cls in kind.__mro__ if cls in _reducers), None)
+    _found[kind] = reducer
+    return reducer
+
+
+def _take_apart(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Reduces a tensor of a subclass to plain tensors."""
+    cls = type(tensor)
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        return _unflatten, (cls, inner, context, tuple(tensor.size()), tuple(tensor.stride()))
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.as_subclass(torch.Tensor)
+    return _as_subclass, (cls, plain, dict(tensor.__dict__))
+
+
+def _unflatten(
+    cls: Any, inner: dict[str, Any], context: Any, size: tuple[int, ...], stride: tuple[int, ...]
+) -> Any:
+    return cls.__tensor_unflatten__(inner, context, size, stride)
+
+
+def _as_subclass(cls: Any, plain: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
+    tensor = plain.as_subclass(cls)
+    tensor.__dict__.update(state)
+    return tensor
+
+
+def _reduce_script_function(function: Any) -> tuple[Any, ...]:
+    """Sends a script function by its name where it has one, else by its compiled code."""
+    module, _, name = function.qualified_name.removeprefix("__torch__.").rpartition(".")
+    import sys
+
+    if getattr(sys.modules.get(module), name, None) is function:
+        return getattr, (sys.modules[module], name)
+    buffer = io.BytesIO()
+    torch.jit.save(function, buffer)
+    return _load_script, (buffer.getvalue(),)
+
+
+def _load_script(saved: bytes) -> Any:
+    return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _current(name: str, value: Any) -> Iterator[None]:
+    before = getattr(_running, name, None)
+    setattr(_running, name, value)
+    try:
+        yield
+    finally:
+        setattr(_running, name, before)
