@@ -361,7 +361,10 @@ class Link:
             zmq.IMMEDIATE: 1,  # nothing is queued for a broker that is not there
             zmq.LINGER: 0,
             zmq.SNDHWM: 1024,
-            zmq.RCVHWM: 1024,
+            # Unlimited: the window bounds what comes. libzmq answers no heartbeat while a
+            # queue is full, so the broker would take a busy peer for dead, and it aborts the
+            # process if it reconnects then.
+            zmq.RCVHWM: 0,
             zmq.MAXMSGSIZE: 16 * CHUNK_BYTES,
             zmq.IPV6: int(self._address.needs_ipv6()),
             zmq.RECONNECT_IVL: 100,
