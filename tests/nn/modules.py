@@ -164,6 +164,10 @@ def inspect(handle: Any) -> dict[str, Any]:
     }
 
 
+def identity(rref: Any) -> int:
+    return id(rref.local_value())
+
+
 def is_training(rref: Any) -> bool:
     return rref.local_value().training  # type: ignore[no-any-return]
 

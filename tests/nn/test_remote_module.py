@@ -342,6 +342,7 @@ def test_the_base_class_can_be_used_without_an_interface() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_host_inputs_move_there_and_results_come_back() -> None:
     handle = RemoteModule("worker0/cuda:0", modules.TypeOf)
     batch = {"x": [X], "more": modules.Batch(X)}

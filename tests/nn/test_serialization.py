@@ -45,6 +45,14 @@ class ScaleInterface:
         raise NotImplementedError
 
 
+def same_module(a: RemoteModule, b: RemoteModule) -> bool:
+    first, second = (
+        rpc.rpc_sync(handle.module_rref.owner(), modules.identity, (handle.module_rref,))
+        for handle in (a, b)
+    )
+    return first == second
+
+
 def test_a_handle_works_on_a_third_worker_in_every_way() -> None:
     handle = RemoteModule("worker0", Scale)
     for result in rpc.rpc_sync("worker1", modules.call_all_ways, (handle, X)):
@@ -95,7 +103,7 @@ def test_a_remote_module_that_holds_handles_of_others() -> None:
     assert not rpc.rpc_sync("worker0", modules.is_training, (inner.module_rref,))
     # The way through to the inner module ends at a handle of that, not of a copy.
     found = outer.get_submodule("inner")
-    assert isinstance(found, RemoteModule) and found.module_rref == inner.module_rref
+    assert isinstance(found, RemoteModule) and same_module(found, inner)
     assert torch.equal(outer.get_parameter("inner.weight"), inner.get_parameter("weight"))
     outer.set_submodule("inner.extra", nn.Linear(1, 1))
     assert isinstance(inner.get_submodule("extra"), RemoteModule)
@@ -120,8 +128,9 @@ def test_the_names_of_what_travels() -> None:
     assert set(vars(handle)) <= known
     received = rpc.rpc_sync("worker1", modules.own_handle, (handle,))
     assert list(vars(received)) == [*_REMOTE_MODULE_PICKLED_ATTRIBUTES, "forward_async", "forward"]
-    for name in ("on", "device", "is_device_map_set", "is_scriptable", "module_rref"):
+    for name in ("on", "device", "is_device_map_set", "is_scriptable", "generated_methods"):
         assert getattr(received, name) == getattr(handle, name)
+    assert same_module(received, handle)
 
 
 def test_an_attribute_of_the_user_stays_and_is_warned_of_once(
