@@ -168,7 +168,7 @@ def main(
     if exit_with_parent:
         threading.Thread(target=_end_with_input, args=(broker,), daemon=True).start()
     for address in broker.addresses:
-        print(f"tensorplay broker ready at {address}", flush=True)
+        click.echo(f"tensorplay broker ready at {address}")
     try:
         broker.run()
     finally:

@@ -44,7 +44,7 @@ class BrokerConfig:
             raise ConfigError("a broker needs at least one endpoint to listen at")
         for endpoint in self.bind:
             self._check_endpoint(endpoint)
-        if not 0.01 <= self.heartbeat_interval:
+        if not self.heartbeat_interval >= 0.01:  # nor NaN
             raise ConfigError(
                 f"heartbeat_interval must be at least 0.01 s, got {self.heartbeat_interval}"
             )

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -112,11 +113,13 @@ class Broker:
         return self._stopping
 
     def start(self) -> Broker:
-        """Listens, and runs the broker in a thread.
+        """Listens, and runs the broker in a thread, unless it already does.
 
         Raises:
             BrokerError: If an endpoint cannot be listened at.
         """
+        if self._thread is not None:
+            return self
         self.bind()
         self._thread = threading.Thread(target=self._run, name="tensorplay-broker", daemon=True)
         self._thread.start()
@@ -358,8 +361,7 @@ class Broker:
             self._socket = None
             for endpoint in self.addresses:
                 if endpoint.startswith("ipc://"):  # ZeroMQ leaves the file behind
-                    with contextlib.suppress(OSError):
-                        os.unlink(endpoint.removeprefix("ipc://"))
+                    Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
         if self._own_context and self._context is not None:
             self._context.term()
             self._context = None
