@@ -111,7 +111,8 @@ class Agent:
         self.collectives = Collectives()
         self._calls = CallTable()
         self._registered = threading.Event()
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        self._end_callbacks: list[Callable[[], None]] = []
         self._closed = False
         self._departure_callbacks: list[Callable[[Departure], None]] = []
         self._refs_lock = threading.Lock()
@@ -155,9 +156,9 @@ class Agent:
                 f"within {self.options.connect_timeout} s; is `python -m tensorplay.broker` "
                 "running there, and is the address reachable from this host?"
             )
-        if self._failure is not None:
+        if self.failure is not None:
             self.abandon()
-            raise self._failure
+            raise self.failure
 
     def drain(self, timeout: float | None) -> bool:
         """Waits until own calls are answered and those of others are done.
@@ -227,6 +228,10 @@ class Agent:
     def on_peer_left(self, callback: Callable[[Departure], None]) -> None:
         """Has ``callback`` run, in a thread that it must not block, when a peer goes."""
         self._departure_callbacks.append(callback)
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Has ``callback`` run when the registration is lost for good; see ``failure``."""
+        self._end_callbacks.append(callback)
 
     def get_debug_info(self) -> dict[str, str]:
         """Returns counts of what is going on, as text."""
@@ -429,8 +434,13 @@ class Agent:
 
     def on_rejected(self, refused: Refused) -> None:
         """The broker has refused this peer."""
-        self._failure = RegistrationError(refused.text)
+        self.failure = RegistrationError(refused.text)
+        if self._registered.is_set():
+            for call in self._calls.to(None):
+                call.fail(self.failure, self._completions.submit)
         self._registered.set()
+        for callback in self._end_callbacks:
+            callback()
 
     def on_peers(self, changed: PeersChanged) -> None:
         """Peers have come, gone, or been refused."""

@@ -91,6 +91,11 @@ class PeerRoster:
         """Returns names and ids of the live peers for a message."""
         return ", ".join(f"{peer.name} ({peer.id})" for peer in self.all()) or "none"
 
+    def notify(self) -> None:
+        """Has those who wait look again at their condition."""
+        with self._changed:
+            self._changed.notify_all()
+
     def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Waits until ``condition`` holds, looking at each change; returns whether it does."""
         deadline = None if timeout is None else time.monotonic() + timeout

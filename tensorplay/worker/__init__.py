@@ -1,0 +1,1 @@
+"""The worker process: owns modules and runs what others ask for."""

@@ -1,0 +1,127 @@
+"""The command line of a worker."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tensorplay import logs
+from tensorplay.errors import ConfigError
+from tensorplay.version import __version__
+
+
+@click.command(
+    name="worker",
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--broker",
+    envvar="TENSORPLAY_BROKER",
+    metavar="ADDRESS",
+    show_envvar=True,
+    required=True,
+    help="Where the broker is: tcp://HOST:PORT[/NAMESPACE] or ipc://PATH[?NAMESPACE]. The worker "
+    "waits for it if it is not up yet, and comes back if it goes.",
+)
+@click.option(
+    "--name",
+    envvar="TENSORPLAY_NAME",
+    show_envvar=True,
+    required=True,
+    help="Name to register, unique in the namespace.",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    envvar="TENSORPLAY_RANK",
+    show_envvar=True,
+    help="Rank to take; by default the lowest that is free.",
+)
+@click.option(
+    "--device",
+    default="cpu",
+    envvar="TENSORPLAY_DEVICE",
+    show_default=True,
+    show_envvar=True,
+    help="Device of this worker as others see it, such as cuda:0.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=16,
+    envvar="TENSORPLAY_THREADS",
+    show_default=True,
+    show_envvar=True,
+    help="How many calls run at a time. Calls that wait for further calls do not count.",
+)
+@click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    envvar="TENSORPLAY_IMPORT",
+    show_envvar=True,
+    help="Import this module at the start; may be repeated (in the variable: separated by spaces).",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    metavar="SECONDS",
+    envvar="TENSORPLAY_DRAIN_TIMEOUT",
+    show_default=True,
+    show_envvar=True,
+    help="Time that calls under way have to finish on SIGTERM.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(logs.LEVELS, case_sensitive=False),
+    default="info",
+    envvar="TENSORPLAY_LOG_LEVEL",
+    show_default=True,
+    show_envvar=True,
+    help="Least important level that is logged, on standard error.",
+)
+@click.option(
+    "--log-json",
+    is_flag=True,
+    envvar="TENSORPLAY_LOG_JSON",
+    show_envvar=True,
+    help="Log JSON objects, one a line.",
+)
+@click.version_option(__version__, prog_name="tensorplay worker")
+def main(
+    broker: str,
+    name: str,
+    rank: int | None,
+    device: str,
+    threads: int,
+    imports: tuple[str, ...],
+    drain_timeout: float,
+    log_level: str,
+    log_json: bool,
+) -> None:
+    """Run a worker: a process that owns modules and runs what others ask of it.
+
+    Prints "tensorplay worker NAME ready (rank RANK) at ADDRESS" once it is registered. On
+    SIGTERM or Ctrl-C it finishes the calls under way and leaves; a second one ends it at once.
+
+    Exit codes: 0 ended as told, 1 failed (such as a name that is taken), 2 wrong usage.
+    """
+    logs.configure(log_level, json=log_json)
+    from tensorplay.worker.serve import WorkerConfig, run  # needs torch, which takes seconds
+
+    try:
+        config = WorkerConfig(
+            name=name,
+            broker=broker,
+            rank=rank,
+            device=device,
+            threads=threads,
+            imports=imports,
+            drain_timeout=drain_timeout,
+        )
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    sys.exit(run(config))

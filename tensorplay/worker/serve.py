@@ -1,0 +1,151 @@
+"""What a worker process does: register, serve until told to end, leave."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+
+from tensorplay.distributed import rpc
+from tensorplay.errors import ConfigError, TensorPlayError
+from tensorplay.protocol.messages import Role
+
+_log = logging.getLogger("tensorplay.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What a worker is told.
+
+    Attributes:
+        name: Name to register.
+        broker: Where the broker is; None leaves it to ``init_rpc``.
+        rank: Rank to take; None for the lowest that is free.
+        device: Default device of what is placed here.
+        threads: How many calls run at a time.
+        imports: Modules to import before registering.
+        connect_timeout: Seconds to wait for the broker; None is no limit.
+        drain_timeout: Seconds that calls under way have to finish when the worker is told to
+            end.
+    """
+
+    name: str
+    broker: str | None = None
+    rank: int | None = None
+    device: str = "cpu"
+    threads: int = rpc.constants.DEFAULT_NUM_WORKER_THREADS
+    imports: tuple[str, ...] = field(default=())
+    connect_timeout: float | None = None
+    drain_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.rank < 0:
+            raise ConfigError(f"a worker's rank is 0 or more, got {self.rank}")
+        if self.drain_timeout < 0:
+            raise ConfigError(f"drain_timeout is 0 or more seconds, got {self.drain_timeout}")
+
+
+def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None:
+    """Runs a worker in this process until SIGTERM, SIGINT or the end of its registration.
+
+    Calls under way are finished first, within the limit; a second signal ends the process
+    at once.
+
+    Args:
+        config: What the worker is told.
+        ready: Called when it is registered.
+
+    Raises:
+        TensorPlayError: If it cannot register, or loses its registration for good.
+        ImportError: If a module that it was told to import cannot be.
+    """
+    stop = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    # Modules next to where the worker was started can be imported, as in a script.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    registered = threading.Event()
+    failure: list[BaseException] = []
+
+    def join() -> None:
+        # In a thread of its own, so that a signal ends the wait for a broker.
+        try:
+            _register(config)
+        except BaseException as error:
+            failure.append(error)
+            stop.set()
+        registered.set()
+
+    thread = threading.Thread(target=join, name="tensorplay-join", daemon=True)
+    thread.start()
+    _wait(registered, stop)
+    if not registered.is_set():
+        return
+    if failure:
+        raise failure[0]
+    agent = rpc._get_current_rpc_agent()
+    agent.on_end(stop.set)
+    ready(rpc.get_worker_info())
+    for module in config.imports:  # after the registration: loading may take long
+        importlib.import_module(module)
+    stop.wait()
+    if agent.failure is not None:
+        raise agent.failure
+    if not agent.drain(config.drain_timeout):
+        _log.warning("left with calls under way after %s s", config.drain_timeout)
+    rpc.shutdown(graceful=False)
+
+
+def _register(config: WorkerConfig) -> None:
+    rpc.init_rpc(
+        config.name,
+        rank=-1 if config.rank is None else config.rank,
+        rpc_backend_options=rpc.BrokerRpcBackendOptions(
+            num_worker_threads=config.threads, connect_timeout=config.connect_timeout
+        ),
+        broker=config.broker,
+        role=Role.WORKER,
+        device=config.device,
+    )
+
+
+def _wait(registered: threading.Event, stop: threading.Event) -> None:
+    while not registered.wait(0.1) and not stop.is_set():
+        pass
+
+
+def run(config: WorkerConfig, *, announce: bool = True) -> int:
+    """Runs a worker and returns the exit code of its process.
+
+    Args:
+        config: What the worker is told.
+        announce: Whether to print a line when it is registered.
+    """
+
+    def ready(info: rpc.WorkerInfo) -> None:
+        address = rpc._get_current_rpc_agent().address
+        line = f"tensorplay worker {info.name} ready (rank {info.id}) at {address}"
+        if announce:
+            print(line, flush=True)
+        else:
+            _log.info("%s", line)
+
+    try:
+        serve(config, ready)
+    except (TensorPlayError, ImportError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
