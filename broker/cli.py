@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tensorplay import logs
 from tensorplay.broker.config import DEFAULT_BIND, BrokerConfig
 from tensorplay.errors import BrokerError, ConfigError
+from tensorplay.logs import LEVELS, configure
 from tensorplay.version import __version__
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ DRAIN_SECONDS = 5.0
 )
 @click.option(
     "--log-level",
-    type=click.Choice(logs.LEVELS, case_sensitive=False),
+    type=click.Choice(LEVELS, case_sensitive=False),
     default="info",
     envvar="TENSORPLAY_LOG_LEVEL",
     show_default=True,
@@ -144,7 +144,7 @@ def main(
 
     Exit codes: 0 ended as told, 1 failed (such as an address in use), 2 wrong usage.
     """
-    logs.configure(log_level, json=log_json)
+    configure(log_level, json=log_json)
     try:
         config = BrokerConfig(
             bind=bind,

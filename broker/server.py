@@ -41,8 +41,9 @@ from tensorplay.broker.events import (
 )
 from tensorplay.broker.outbound import Frames, Outbound
 from tensorplay.broker.state import BrokerState
-from tensorplay.errors import BrokerError
-from tensorplay.protocol.messages import CHUNK_BYTES
+from tensorplay.errors import BrokerError, ProtocolError
+from tensorplay.protocol import wire
+from tensorplay.protocol.messages import CHUNK_BYTES, Route
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ _log = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 16 * CHUNK_BYTES
 #: Messages that ZeroMQ itself keeps for a peer; the rest waits in ``Outbound``.
 _HIGH_WATER_MARK = 64
+#: Up to this size, copying a message costs less than a Frame object for each frame.
+_COPY_BYTES = 16 << 10
 #: Messages received before those that wait are tried again.
 _ROUND = 256
 #: Seconds after which full peers are tried again even if nothing woke the loop.
@@ -264,14 +267,18 @@ class Broker:
             header = socket.recv() if socket.getsockopt(zmq.RCVMORE) else b""
             frames: list[Any] = [header]
             size = 0
-            if socket.getsockopt(zmq.RCVMORE):
-                # The second frame is a small header, too; copying it is cheaper.
-                frames.append(socket.recv())
-                size = len(frames[1])
-                while socket.getsockopt(zmq.RCVMORE):
-                    frame = socket.recv(copy=False)
+            if more := socket.getsockopt(zmq.RCVMORE):
+                # The second frame is a small header, too.
+                frame: Any = socket.recv()
+                frames.append(frame)
+                size = len(frame)
+                if more := socket.getsockopt(zmq.RCVMORE):
+                    copy = _is_small(header)
+                while more:
+                    frame = socket.recv(copy=copy)
                     frames.append(frame)
                     size += len(frame)
+                    more = socket.getsockopt(zmq.RCVMORE)
             self._handle(Received(identity, header, size), time.monotonic(), frames)
         return True
 
@@ -365,6 +372,15 @@ class Broker:
         if self._own_context and self._context is not None:
             self._context.term()
             self._context = None
+
+
+def _is_small(header: bytes) -> bool:
+    """Returns whether the frames behind a header are cheaper to copy than to share."""
+    try:
+        message = wire.decode(header)
+    except ProtocolError:
+        return True
+    return not isinstance(message, Route) or message.size <= _COPY_BYTES
 
 
 def _check_unused(endpoint: str) -> None:
