@@ -56,7 +56,7 @@ def test_a_device_unknown_to_torch_is_named(device: str) -> None:
 
 
 def test_another_type_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="str or a torch.device"):
+    with pytest.raises(TypeError, match=r"str or a torch.device"):
         _remote_device(3)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ _FORMS = (
 )
 
 
-class _remote_device:
+class _remote_device:  # noqa: N801  (the name that torch gave it)
     """A device of a worker.
 
     Args:

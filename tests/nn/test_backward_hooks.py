@@ -13,7 +13,11 @@ from tensorplay.distributed.nn import RemoteModule
 from tests.nn import modules
 from tests.nn.modules import Scale
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("cluster")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+]
 
 
 def pair(factor: float = 3.0) -> tuple[nn.Module, nn.Module]:

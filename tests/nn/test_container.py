@@ -33,7 +33,8 @@ LOCAL_NAMES = ["front.weight", "front.bias"]
 def test_parameters_are_the_local_ones(hybrid: Any) -> None:
     assert [name for name, _ in hybrid.named_parameters()] == LOCAL_NAMES
     assert len(list(hybrid.parameters())) == 2
-    assert list(hybrid.buffers()) == [] and list(hybrid.named_buffers()) == []
+    assert list(hybrid.buffers()) == []
+    assert list(hybrid.named_buffers()) == []
 
 
 def test_modules_and_children_include_the_handle(hybrid: Any) -> None:

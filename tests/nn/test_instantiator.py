@@ -100,7 +100,7 @@ def test_a_class_that_is_not_marked_is_refused() -> None:
     class Unmarked:
         def forward(self) -> None: ...
 
-    with pytest.raises(AssertionError, match="@tensorplay.distributed.nn.interface"):
+    with pytest.raises(AssertionError, match=r"@tensorplay.distributed.nn.interface"):
         instantiator.instantiate_scriptable_remote_module_template(Unmarked)
 
 
@@ -108,7 +108,7 @@ def test_an_interface_without_forward_is_refused() -> None:
     @interface
     class Empty: ...
 
-    with pytest.raises(AssertionError, match="must declare a method `forward`"):
+    with pytest.raises(AssertionError, match=r"must declare a method `forward`"):
         instantiator.instantiate_scriptable_remote_module_template(Empty)
 
 

@@ -41,7 +41,8 @@ class Frozen:
 def test_tensors_move_and_the_structure_stays(value: Any, pick: Any) -> None:
     moved = to_home(value, META)
     assert type(moved) is type(value)
-    assert pick(moved).device == META and pick(moved).shape == X.shape
+    assert pick(moved).device == META
+    assert pick(moved).shape == X.shape
     assert pick(value) is X
 
 
@@ -80,7 +81,8 @@ def test_the_batch_sizes_of_a_packed_sequence_stay_on_the_host() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 1), torch.ones(2, 1)], enforce_sorted=True)
     moved = to_home(packed, META)
     assert isinstance(moved, nn.utils.rnn.PackedSequence)
-    assert moved.data.device == META and moved.batch_sizes.device.type == "cpu"
+    assert moved.data.device == META
+    assert moved.batch_sizes.device.type == "cpu"
 
 
 def test_home_is_where_the_first_parameter_or_buffer_is() -> None:
@@ -100,5 +102,7 @@ def test_what_moves_back_is_what_is_on_a_device(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     there = torch.ones(2, device="meta")
     result = to_host({"a": [there], "b": Batch(X)})
-    assert result["a"][0] is X and result["b"].x is X
-    assert len(moved) == 1 and moved[0] is there
+    assert result["a"][0] is X
+    assert result["b"].x is X
+    assert len(moved) == 1
+    assert moved[0] is there

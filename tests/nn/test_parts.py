@@ -22,9 +22,11 @@ def handle() -> RemoteModule:
 
 
 def test_get_parameter_is_a_parameter_without_history(handle: RemoteModule) -> None:
-    parameter = handle.get_parameter("block.1.weight")
-    assert isinstance(parameter, nn.Parameter) and parameter.shape == (2, 4)
-    assert parameter.requires_grad and parameter.is_leaf
+    parameter: Any = handle.get_parameter("block.1.weight")
+    assert isinstance(parameter, nn.Parameter)
+    assert parameter.shape == (2, 4)
+    assert parameter.requires_grad
+    assert parameter.is_leaf
     assert torch.equal(parameter, handle.remote_state_dict()["block.1.weight"])
 
 
@@ -104,7 +106,7 @@ def test_set_submodule_refuses_as_documented(handle: RemoteModule) -> None:
         handle.set_submodule("nothing.1", linear)
     with pytest.raises(AttributeError, match="has no attribute `conv`"):
         handle.set_submodule("block.conv", linear, strict=True)
-    with pytest.raises(AttributeError, match="`weight` is not an nn.Module"):
+    with pytest.raises(AttributeError, match=r"`weight` is not an nn.Module"):
         handle.set_submodule("norm.weight", linear)
 
 
@@ -133,7 +135,8 @@ def test_to_empty_moves_the_remote_module() -> None:
     handle = RemoteModule("worker0/meta", nn.Linear, (3, 2))
     assert handle(torch.ones(3)).device.type == "meta"
     assert handle.to_empty(device="cpu") is handle
-    assert handle.device == "cpu" and "worker0/cpu" in repr(handle)
+    assert handle.device == "cpu"
+    assert "worker0/cpu" in repr(handle)
     state = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
     handle.load_remote_state_dict(state)
     assert torch.equal(handle(torch.ones(3)), torch.full((2,), 3.0))

@@ -68,7 +68,8 @@ def test_rank_and_name_are_the_same_worker_in_every_respect(
     assert not RemoteModule("rank:0", Scale).is_device_map_set
     monkeypatch.setitem(maps, "worker0", {cpu: cpu})
     by_name, by_rank = RemoteModule("worker0", Scale), RemoteModule("rank:0", Scale)
-    assert by_name.is_device_map_set and by_rank.is_device_map_set
+    assert by_name.is_device_map_set
+    assert by_rank.is_device_map_set
     assert repr(by_name) == repr(by_rank)
     assert torch.equal(by_name(X), by_rank(X))
     assert by_name.module_rref.owner() == by_rank.module_rref.owner()
@@ -180,7 +181,7 @@ def test_every_handle_can_be_called_printed_and_hooked(how: str) -> None:
 def test_a_reference_to_no_module_is_refused() -> None:
     rref: Any = rpc.remote("worker0", dict)
     with pytest.raises(
-        ValueError, match="must refer to a tensorplay.nn.Module, got <class 'dict'>"
+        ValueError, match=r"must refer to a tensorplay.nn.Module, got <class 'dict'>"
     ):
         RemoteModule.init_from_module_rref("worker0", rref)
 
@@ -221,7 +222,8 @@ def test_many_calls_at_a_time() -> None:
 
 def test_a_single_tensor_stays_a_single_tensor() -> None:
     result = RemoteModule("worker0", nn.Identity)(torch.ones(4, 2))
-    assert isinstance(result, torch.Tensor) and result.shape == (4, 2)
+    assert isinstance(result, torch.Tensor)
+    assert result.shape == (4, 2)
 
 
 def test_host_inputs_move_to_the_modules_device_also_nested() -> None:

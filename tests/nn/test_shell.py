@@ -118,7 +118,8 @@ def test_forward_can_be_wrapped_as_profilers_do(handle: RemoteModule) -> None:
 
 def test_handles_are_told_apart_by_identity(handle: RemoteModule) -> None:
     other = RemoteModule.init_from_module_rref("worker0", handle.module_rref)
-    assert handle != other and len({handle, other, handle}) == 2
+    assert handle != other
+    assert len({handle, other, handle}) == 2
 
 
 def test_nothing_is_asked_of_the_worker_to_print_or_list(

@@ -66,7 +66,7 @@ def _place_module(
 
 def _describe_module(module_rref: rpc.RRef[Module]) -> tuple[str, bool]:
     """Returns class name and training mode of the module."""
-    module = module_rref.local_value()
+    module: Any = module_rref.local_value()
     if not isinstance(module, Module) or isinstance(module, ModuleShell):
         raise ValueError(f"module_rref must refer to a tensorplay.nn.Module, got {type(module)!r}")
     return type(module).__name__, module.training

@@ -45,14 +45,14 @@ class GeneratedMethods(tuple[Callable[..., Any], ...]):
     Travels as that interface, so that any process can restore it.
     """
 
-    interface: type | None
+    interface: type | None = None
 
-    def __new__(
-        cls, methods: Iterable[Callable[..., Any]], interface: type | None = None
-    ) -> GeneratedMethods:
-        self = super().__new__(cls, methods)
-        self.interface = interface
-        return self
+    @classmethod
+    def of(cls, interface: type, methods: Iterable[Callable[..., Any]]) -> GeneratedMethods:
+        """Returns the methods that were made from ``interface``."""
+        made = cls(methods)
+        made.interface = interface
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.interface is None:
@@ -146,7 +146,7 @@ def instantiate_scriptable_remote_module_template(
     checked_forward_async.__signature__ = full.replace(  # type: ignore[attr-defined]
         return_annotation=rpc.Future
     )
-    methods = GeneratedMethods((checked_forward_async, checked_forward), module_interface_cls)
+    methods = GeneratedMethods.of(module_interface_cls, (checked_forward_async, checked_forward))
     return RemoteModuleTemplate(checked_forward_async, checked_forward, methods)
 
 
