@@ -194,6 +194,14 @@ def test_a_subclass_travels_as_itself() -> None:
     assert torch.equal(received(X), -2 * X)
 
 
+def test_another_worker_can_be_told_to_make_a_handle() -> None:
+    rref = Sub("worker0").module_rref
+    for cls in (RemoteModule, Sub):
+        made = rpc.rpc_sync("worker1", cls.init_from_module_rref, ("worker0", rref))
+        assert type(made) is cls
+        assert torch.equal(made(X).abs(), 2 * X)
+
+
 def test_a_subclass_made_from_a_reference_is_itself() -> None:
     again = Sub.init_from_module_rref("worker0", Sub("worker0").module_rref)
     assert type(again) is Sub

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
@@ -130,6 +131,9 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return _take_apart(obj)
         if kind is torch.jit.ScriptFunction:
             return _reduce_script_function(obj)
+        if kind is types.MethodType and isinstance(obj.__self__, type):
+            # A class method; cloudpickle would look for the function behind it and not find it.
+            return getattr, (obj.__self__, obj.__name__)
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: torch.Tensor) -> tuple[Any, tuple[int]]:
