@@ -28,7 +28,8 @@ def test_a_reference_lives_while_any_count_is_not_zero() -> None:
     assert not table.add(KEY, P)
     assert table.apply(Q, [], [(KEY, 1)]) == []  # the release overtakes the news of Q
     assert table.apply(P, [(KEY, Q, 1)], [(KEY, 1)]) == [KEY]
-    assert KEY not in table and len(table) == 0
+    assert KEY not in table
+    assert len(table) == 0
 
 
 def test_news_of_one_report_count_together() -> None:
@@ -64,7 +65,8 @@ def test_news_of_references_that_were_freed_leaves_nothing(key: RRefKey) -> None
 
 def test_only_a_reference_under_way_may_come() -> None:
     table = OwnerTable(OWNER)
-    assert table.may_come(KEY) and not table.may_come(OWN)
+    assert table.may_come(KEY)
+    assert not table.may_come(OWN)
     table.leave(P)
     assert not table.may_come(KEY)
     table.join(P)
@@ -90,7 +92,8 @@ def test_a_release_carries_how_often_the_reference_came() -> None:
     assert table.drain() == []
     table.drop(KEY)
     assert table.drain() == [(OWNER, [], [(KEY, 2)])]
-    assert table.settled and KEY not in table
+    assert table.settled
+    assert KEY not in table
 
 
 def test_a_reference_that_comes_again_is_counted_anew() -> None:
@@ -107,9 +110,11 @@ def test_a_release_waits_until_adds_are_acknowledged() -> None:
     table.announce(KEY, OWNER, Q)
     assert table.drain() == [(OWNER, [(KEY, Q, 1)], [])]
     table.drop(KEY)
-    assert not table.due and table.drain() == []
+    assert not table.due
+    assert table.drain() == []
     table.acknowledged(OWNER)
-    assert table.due and table.drain() == [(OWNER, [], [(KEY, 1)])]
+    assert table.due
+    assert table.drain() == [(OWNER, [], [(KEY, 1)])]
     assert table.settled
 
 
@@ -118,7 +123,8 @@ def test_an_announcement_that_was_not_sent_cancels_out() -> None:
     table.receive(KEY, OWNER)
     table.announce(KEY, OWNER, Q)
     table.announce(KEY, OWNER, Q, -1)
-    assert table.settled and table.drain() == []
+    assert table.settled
+    assert table.drain() == []
 
 
 def test_nothing_is_owed_to_a_departed_owner() -> None:
@@ -130,7 +136,9 @@ def test_nothing_is_owed_to_a_departed_owner() -> None:
     table.announce(KEY, OWNER, Q)
     table.drop(KEY)
     table.drop(KEY)
-    assert table.drain() == [] and table.settled and len(table) == 0
+    assert table.drain() == []
+    assert table.settled
+    assert len(table) == 0
 
 
 def test_letting_go_of_all_voids_later_drops() -> None:

@@ -59,9 +59,15 @@ class Network(RuleBasedStateMachine):
         self.owners: dict[RRefKey, int] = {}
         self.made: set[RRefKey] = set()
 
-    @initialize(size=st.integers(2, 4))
+    @initialize(size=st.integers(3, 4))
     def start(self, size: int) -> None:
+        """Every process owns an object that the next one made there."""
         self.processes = [Process(me) for me in range(size)]
+        for owner, creator in zip(
+            self.processes, [*self.processes[1:], self.processes[0]], strict=True
+        ):
+            self.create(creator, owner)
+        self.settle_down()
 
     # Choosing.
 
@@ -73,6 +79,11 @@ class Network(RuleBasedStateMachine):
 
     def held(self, process: Process) -> list[RRefKey]:
         return sorted((key for key, n in process.objects.items() if n), key=repr)
+
+    def spare(self, process: Process, key: RRefKey) -> int:
+        """Returns how many objects are not kept for requests under way."""
+        kept = sum(parcel.kept.count(key) for parcel in self.parcels if parcel.src == process.me)
+        return process.objects[key] - kept
 
     def deliverable(self) -> list[Parcel]:
         result = []
@@ -109,7 +120,9 @@ class Network(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def remote(self, data: st.DataObject) -> None:
-        creator, owner = self.pick(data, self.living()), self.pick(data, self.living())
+        self.create(self.pick(data, self.living()), self.pick(data, self.living()))
+
+    def create(self, creator: Process, owner: Process) -> None:
         key = creator.new_key()
         self.owners[key] = owner.me
         if creator is owner:
@@ -122,15 +135,21 @@ class Network(RuleBasedStateMachine):
             creator.counts.used.receive(key, owner.me)
         creator.objects[key] += 1
 
-    @rule(data=st.data(), is_request=st.booleans(), fails=st.booleans())
-    def send(self, data: st.DataObject, is_request: bool, fails: bool) -> None:
+    @rule(
+        data=st.data(),
+        is_request=st.booleans(),
+        fails=st.sampled_from([False, False, False, True]),
+        hands_over=st.booleans(),
+    )
+    def send(self, data: st.DataObject, is_request: bool, fails: bool, hands_over: bool) -> None:
         src = self.pick(data, [p for p in self.living() if self.held(p)])
         if src is None:
             return
-        dst = self.pick(data, self.living())
+        others = [process for process in self.living() if process is not src]
+        dst = self.pick(data, [*others, *others, src])
         keys = data.draw(st.lists(st.sampled_from(self.held(src)), min_size=1, unique=True))
         tokens = [src.counts.export(key, self.owners[key], dst.me, kept=is_request) for key in keys]
-        if fails and data.draw(st.booleans()):
+        if fails:
             for token in tokens:
                 src.counts.unexport(token, dst.me)
             return
@@ -143,15 +162,17 @@ class Network(RuleBasedStateMachine):
                 if self.owners[key] != src.me:
                     src.counts.used.use(key)
         self.parcels.append(parcel)
+        if hands_over:
+            for key in keys:
+                while self.spare(src, key):
+                    self.drop_object(src, key)
+            self.flush(src)
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         process = self.pick(data, [p for p in self.living() if self.held(p)])
         if process is not None:
-            spare = Counter(
-                key for parcel in self.parcels if parcel.src == process.me for key in parcel.kept
-            )
-            key = self.pick(data, [k for k in self.held(process) if process.objects[k] > spare[k]])
+            key = self.pick(data, [key for key in self.held(process) if self.spare(process, key)])
             if key is not None:
                 self.drop_object(process, key)
 
@@ -179,11 +200,13 @@ class Network(RuleBasedStateMachine):
                     process.counts.used.use(token.key)
             process.counts.settle(token)
 
-    @rule(data=st.data())
-    def deliver_one(self, data: st.DataObject) -> None:
-        options = self.deliverable()
-        if options:
-            self.deliver(options[data.draw(st.integers(0, len(options) - 1))])
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def deliver_some(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            options = self.deliverable()
+            if options:
+                self.deliver(options[data.draw(st.integers(0, len(options) - 1))])
+                self.never_freed_while_needed()
 
     def deliver(self, parcel: Parcel) -> None:
         self.parcels = [other for other in self.parcels if other is not parcel]
@@ -212,7 +235,7 @@ class Network(RuleBasedStateMachine):
                     self.drop_object(sender, key)
                 parcel.kept = []
 
-    @precondition(lambda self: len(self.living()) > 1)
+    @precondition(lambda self: len(self.living()) > 2)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         process = self.pick(data, self.living())
