@@ -115,7 +115,7 @@ class Agent:
         self._end_callbacks: list[Callable[[], None]] = []
         self._closed = False
         self._departure_callbacks: list[Callable[[Departure], None]] = []
-        self._refs_lock = threading.Lock()
+        self._refs_lock = threading.RLock()  # a finalizer may call in here
         self._next_relief = 0.0
         self.rrefs = RRefContext(self, self.executor.submit)
         hello = Hello(

@@ -97,7 +97,7 @@ class Callee:
         if request.op is Op.FETCH:
             self._release(job)
             assert request.rref is not None
-            future = self._rrefs.entry_future(request.rref)
+            future = self._rrefs.entry_future(request.rref, src.incarnation)
             future.add_done_callback(lambda done: self._executor.submit(self._fetched, job, done))
             return
         if request.op is Op.REMOTE:
@@ -198,12 +198,16 @@ class Callee:
             return tensors
 
         exporter = self._rrefs.exporter(job.src.incarnation)
-        frames = payload.pack(
-            result,
-            exporter=exporter,
-            device_map=payload.device_map(request.devices),
-            tensors_hook=leave,
-        )
+        try:
+            frames = payload.pack(
+                result,
+                exporter=exporter,
+                device_map=payload.device_map(request.devices),
+                tensors_hook=leave,
+            )
+        except BaseException:
+            exporter.undo()
+            raise
         self._answer(job, Reply(Status.OK, refs=exporter.tokens, meta=meta), frames)
 
     def _fail(self, job: Job, error: BaseException) -> None:

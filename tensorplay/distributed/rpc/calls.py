@@ -100,9 +100,10 @@ class PendingCall:
         # No reference from the future to its call may outlive the call: they form a cycle.
         self.future._complete = self.future._cancel = None
         self.exporter = None
+        # Decoded even if cancelled: the references in it have been counted.
+        outcome = Failed(raw) if isinstance(raw, BaseException) else self._decoded(raw)
         if self.future.cancelled():
             return
-        outcome = Failed(raw) if isinstance(raw, BaseException) else self._decoded(raw)
         if isinstance(outcome, Failed):
             _complete(self.future.set_exception, outcome.error)
         else:
