@@ -298,7 +298,8 @@ class RRef(Generic[T]):
                 "the one that was started since"
             )
         exporter.add(self, self._key, self._owner, self._entry)
-        return (self._key.creator, self._key.number, self._owner, self._worker.name, self._worker.id)
+        worker = self._worker
+        return (self._key.creator, self._key.number, self._owner, worker.name, worker.id)
 
     @staticmethod
     def _deserialize(serialized: Serialized) -> RRef[Any]:
