@@ -44,6 +44,13 @@ def check(hello: Hello) -> Refused | None:
 def check_world(hello: Hello, namespace: Namespace) -> Refused | None:
     """Returns why a HELLO does not fit the fixed world of its namespace, or None."""
     size = namespace.world_size
+    if size and not hello.world_size and hello.rank >= 0:
+        return refused(
+            "world-size",
+            "RPC group mixes statically and dynamically initialized members which is not "
+            f"supported. Namespace {namespace.name!r} has a fixed world of size {size}: "
+            f"{hello.name!r} may join it with that world_size, or without a rank",
+        )
     if hello.world_size and size and hello.world_size != size:
         return refused(
             "world-size",

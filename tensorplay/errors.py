@@ -8,12 +8,15 @@
     │   └── MessageTooLargeError             a message beyond the broker's limit
     ├── BrokerError (ConnectionError)        the broker cannot be reached, or does not answer
     │   └── RegistrationError (RuntimeError, ValueError)  the broker refused this peer
-    ├── WorkerNotFoundError (ValueError)     no peer of that name or rank is registered
+    ├── WorkerNotFoundError (ValueError, RuntimeError)  no peer of that name or rank is registered
     ├── WorkerLostError (ConnectionError, RuntimeError)   the peer left or died with calls in flight
     │   └── OwnerLostError                   the owner of an RRef or module is gone
     ├── RpcTimeoutError (TimeoutError, RuntimeError)      a call outlived its time-out
     ├── RRefError (RuntimeError)             a remote reference used where or when it cannot be
     ├── SerializationError (TypeError)       an object that cannot travel
+    ├── CodeNotFoundError (AttributeError, RuntimeError)  code sent by name that is not here
+    ├── AsyncResultError (TypeError, RuntimeError)  an async_execution function without a future
+    ├── CallbackError (RuntimeError)         the callback of ``Future.then`` raised
     └── RemoteError (RuntimeError)           the callee raised something that cannot be rebuilt here
 
 Leaves also inherit the builtin that callers of ``torch.distributed.rpc`` catch.
@@ -22,7 +25,10 @@ Leaves also inherit the builtin that callers of ``torch.distributed.rpc`` catch.
 from __future__ import annotations
 
 __all__ = [
+    "AsyncResultError",
     "BrokerError",
+    "CallbackError",
+    "CodeNotFoundError",
     "ConfigError",
     "InvalidNameError",
     "MessageTooLargeError",
@@ -72,7 +78,7 @@ class RegistrationError(BrokerError, RuntimeError, ValueError):
     """The broker refused to register this peer; the text says why."""
 
 
-class WorkerNotFoundError(TensorPlayError, ValueError):
+class WorkerNotFoundError(TensorPlayError, ValueError, RuntimeError):
     """No peer with that name or rank is registered in the namespace."""
 
 
@@ -94,6 +100,18 @@ class RRefError(TensorPlayError, RuntimeError):
 
 class SerializationError(TensorPlayError, TypeError):
     """An object, or a part of it, cannot be sent to another process."""
+
+
+class CodeNotFoundError(TensorPlayError, AttributeError, RuntimeError):
+    """A function or class was sent by name, and its module here does not have it."""
+
+
+class AsyncResultError(TensorPlayError, TypeError, RuntimeError):
+    """A function decorated with ``async_execution`` returned something else than a future."""
+
+
+class CallbackError(TensorPlayError, RuntimeError):
+    """The callback given to ``Future.then`` raised; its exception is the cause."""
 
 
 class RemoteError(TensorPlayError, RuntimeError):

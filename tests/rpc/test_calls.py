@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import queue
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import tensorplay
 from tensorplay.distributed import rpc
 from tensorplay.errors import (
+    CallbackError,
     RemoteError,
     RpcTimeoutError,
     SerializationError,
@@ -135,7 +137,7 @@ def test_an_unknown_target_lists_who_is_there() -> None:
         rpc.rpc_sync("nobody", helpers.who)
     with pytest.raises(ValueError, match="99"):
         rpc.rpc_sync(99, helpers.who)
-    with pytest.raises(TypeError, match="named by"):
+    with pytest.raises(ValueError, match="named by"):
         rpc.rpc_sync(1.5, helpers.who)  # type: ignore[arg-type]
 
 
@@ -216,13 +218,22 @@ def test_await_and_as_completed() -> None:
 
 
 def test_then_and_callbacks() -> None:
-    seen = []
+    seen: queue.SimpleQueue[int] = queue.SimpleQueue()
     future = rpc.rpc_async("worker0", helpers.add, (1, 2))
     doubled = future.then(lambda done: done.wait() * 2)
-    future.add_done_callback(lambda done: seen.append(done.value()))
+    future.add_done_callback(lambda done: seen.put(done.value()))
     assert doubled.wait() == 6
     assert future.wait() == 3
-    assert seen == [3]
+    assert seen.get(timeout=30) == 3
+
+
+def test_what_a_callback_raises_fails_its_future() -> None:
+    future = rpc.rpc_async("worker0", helpers.add, (1, 2)).then(lambda done: 1 / 0)
+    with pytest.raises(CallbackError, match="ZeroDivisionError") as caught:
+        future.wait()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(TypeError, match="Expected a callable"):
+        future.then(None)  # type: ignore[arg-type]
 
 
 def test_a_callback_that_raises_is_logged_and_stops_no_other(
@@ -256,7 +267,7 @@ def test_async_execution_frees_the_thread() -> None:
 
 
 def test_async_execution_needs_a_future() -> None:
-    with pytest.raises(TypeError, match=r"not_a_future.*returned int"):
+    with pytest.raises(TypeError, match=r"must return a torch\.futures\.Future object.*not_a_future returned int"):
         rpc.rpc_sync("worker0", helpers.not_a_future)
 
 

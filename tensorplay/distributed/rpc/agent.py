@@ -212,6 +212,16 @@ class Agent:
         """
         return self.roster.find(target)
 
+    def callee(self, target: str | int | WorkerInfo) -> PeerInfo:
+        """Returns the peer of that name, rank or WorkerInfo, be it one that has left.
+
+        A call to one that has left fails with ``WorkerLostError``.
+
+        Raises:
+            WorkerNotFoundError: If there never was one, as far as this process knows.
+        """
+        return self.roster.find(target, departed=True)
+
     def peer_by_incarnation(self, incarnation: int) -> PeerInfo | None:
         """Returns the live peer of that incarnation."""
         return self.roster.get(incarnation)
@@ -315,7 +325,7 @@ class Agent:
         route = Route(Kind.REQUEST, peer.incarnation, self.incarnation, call.id)
         self._dispatch(route, header, frames)
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
-            self._lose(peer, "it has left")
+            self._lose(peer, self.roster.departure(peer))
         return call.future
 
     def send_refs(
@@ -445,7 +455,7 @@ class Agent:
     def on_peers(self, changed: PeersChanged) -> None:
         """Peers have come, gone, or been refused."""
         self.roster.change(
-            changed.joined, [gone.peer for gone in changed.left], changed.refused
+            changed.joined, changed.left, changed.refused
         )
         for gone in changed.left:
             self._lose(gone.peer, gone.reason)
@@ -545,7 +555,7 @@ class Agent:
         self._inbound.drop(peer.incarnation)
         self._callee.peer_left(peer.incarnation)
         self.rrefs.peer_left(peer.incarnation)
-        self.collectives.peer_left(peer.name)
+        self.collectives.peer_left(self.info.name, peer.name)
 
     def _callee_idle(self, timeout: float | None) -> bool:
         return self._callee.wait_idle(timeout)

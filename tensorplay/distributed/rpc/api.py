@@ -143,7 +143,7 @@ def remote(
     agent = current.agent()
     _check_callable(func)
     return RRef._create_remote(
-        agent, agent.peer(to), func, tuple(args or ()), dict(kwargs or {}), timeout
+        agent, agent.callee(to), func, tuple(args or ()), dict(kwargs or {}), timeout
     )
 
 
@@ -300,7 +300,7 @@ def _invoke(
 ) -> Future[Any]:
     agent = current.agent()
     _check_callable(func)
-    return agent.call(agent.peer(to), func, tuple(args or ()), dict(kwargs or {}), timeout=timeout)
+    return agent.call(agent.callee(to), func, tuple(args or ()), dict(kwargs or {}), timeout=timeout)
 
 
 def _check_callable(func: Any) -> None:

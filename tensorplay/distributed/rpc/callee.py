@@ -15,7 +15,7 @@ from tensorplay.distributed.rpc import hooks, payload, remote_exception
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.rref_context import RRefContext
-from tensorplay.errors import RpcTimeoutError
+from tensorplay.errors import AsyncResultError, RpcTimeoutError
 from tensorplay.protocol.calls import Op, Reply, Request, Status, decode_changes
 from tensorplay.protocol.messages import Kind, PeerInfo, Route
 
@@ -161,9 +161,9 @@ class Callee:
 
     def _await_result(self, job: Job, function: Callable[..., Any], result: Any) -> None:
         if not isinstance(result, torch._C.Future):
-            raise TypeError(
-                "Functions decorated with @rpc.functions.async_execution must return a "
-                f"torch.futures.Future, but {getattr(function, '__qualname__', function)} "
+            raise AsyncResultError(
+                "Functions decorated with @rpc.async_function must return a "
+                f"torch.futures.Future object, but {getattr(function, '__qualname__', function)} "
                 f"returned {type(result).__name__}"
             )
 
@@ -212,6 +212,7 @@ class Callee:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         request = job.request
+        _log.warning("a call of %r raised", job.src.name, exc_info=error)
         if job.execution is not None:
             job.execution.failed()
         if request.op is Op.REMOTE and request.rref is not None:

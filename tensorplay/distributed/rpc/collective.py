@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tensorplay.distributed.rpc import current
 from tensorplay.distributed.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from tensorplay.errors import RpcTimeoutError, WorkerLostError
+from tensorplay.errors import RpcTimeoutError, WorkerLostError, WorkerNotFoundError
 
 if TYPE_CHECKING:
     from tensorplay.distributed.rpc.agent import Agent
@@ -54,11 +55,18 @@ class Collectives:
         with self._lock:
             self._rounds.pop(key, None)
 
-    def peer_left(self, name: str) -> None:
-        """Fails the rounds that a peer which is gone was to take part in."""
+    def peer_left(self, me: str, name: str) -> None:
+        """Fails the rounds that cannot be completed without a peer which is gone.
+
+        The leader misses a member that has given nothing yet. A follower misses only the
+        leader: another follower may have what it needs, and leave before this one has.
+        """
         with self._lock:
             for (members, _), round_ in self._rounds.items():
-                if name in members and not round_.complete.is_set():
+                needed = name == members[0] or (
+                    me == members[0] and name in members and name not in round_.objects
+                )
+                if needed and not round_.complete.is_set():
                     round_.lost = name
                     round_.complete.set()
 
@@ -107,6 +115,8 @@ def all_gather(
                 f"{missing} timed out in _all_gather after {timeout:.2f} seconds"
             )
         if round_.lost:
+            if name == leader:
+                _abort(agent, key, round_, seconds)
             raise WorkerLostError(f"{round_.lost!r} left while others waited for it")
         if name == leader:
             _broadcast(agent, key, round_, members[1:], seconds)
@@ -137,6 +147,16 @@ def _broadcast(
         )
 
 
+def _abort(agent: Agent, key: _Key, round_: _Round, seconds: float) -> None:
+    """Tells those who wait for the leader that one of them is gone."""
+    for member in set(round_.objects) - {agent.info.name}:
+        with suppress(WorkerNotFoundError):
+            future = agent.call(
+                agent.peer(member), _fail, (key, round_.lost), timeout=seconds, hooks=False
+            )
+            future.add_done_callback(lambda done: None)  # whoever is gone as well is no news
+
+
 def _gather(key: _Key, name: str, obj: Any) -> None:
     """On the leader: takes what a member gives."""
     round_ = current.agent().collectives.get(key)
@@ -149,4 +169,11 @@ def _finish(key: _Key, objects: dict[str, Any]) -> None:
     """On a follower: takes what all members gave."""
     round_ = current.agent().collectives.get(key)
     round_.objects = objects
+    round_.complete.set()
+
+
+def _fail(key: _Key, lost: str) -> None:
+    """On a follower: learns that a member is gone."""
+    round_ = current.agent().collectives.get(key)
+    round_.lost = lost
     round_.complete.set()

@@ -24,8 +24,8 @@ def agent() -> Agent:
     current = _agent
     if current is None:
         raise NotInitializedError(
-            "RPC has not been initialized in this process: call "
-            "tensorplay.distributed.rpc.init_rpc first"
+            "RPC has not been initialized. Current RPC agent is not set! Did you initialize the "
+            "RPC framework (e.g. by calling `tensorplay.distributed.rpc.init_rpc`)?"
         )
     if current.pid != os.getpid():
         raise NotInitializedError(

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from tensorplay.distributed.rpc.executor import blocked
-from tensorplay.errors import RpcTimeoutError
+from tensorplay.errors import CallbackError, RpcTimeoutError
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -63,15 +63,28 @@ class Future(torch.futures.Future[T], Generic[T]):
         """Returns a future of ``callback(self)``, which runs when this one is done.
 
         Args:
-            callback: Takes the completed future. What it raises fails the new future.
+            callback: Takes the completed future. What it raises fails the new future with
+                a ``CallbackError``.
+
+        Raises:
+            TypeError: If ``callback`` cannot be called.
         """
+        if not callable(callback):
+            raise TypeError(
+                f"then(): incompatible function arguments. Expected a callable, got {callback!r}"
+            )
         following: Future[S] = Future()
 
         def run(done: torch.futures.Future[T]) -> None:
             try:
                 result = callback(self)
             except BaseException as error:
-                following.set_exception(error)
+                failure = CallbackError(
+                    f"Got the following error when running the callback: "
+                    f"{type(error).__name__}: {error}"
+                )
+                failure.__cause__ = error
+                following.set_exception(failure)
             else:
                 following.set_result(result)
 

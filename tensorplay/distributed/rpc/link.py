@@ -245,6 +245,7 @@ class Link:
                 self._routed(decoded, frames)
             else:
                 self._do(self._session.receive(decoded, now))
+            del message, frames  # an idle link must not keep the last payload alive
 
     def _receive_one(self) -> tuple[bytes, list[bytes | memoryview]] | None:
         socket = self._socket

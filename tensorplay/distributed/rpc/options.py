@@ -121,8 +121,8 @@ class RpcBackendOptions:
     def rpc_timeout(self, seconds: float) -> None:
         if isinstance(seconds, (timedelta, str, bytes)) or not hasattr(seconds, "__float__"):
             raise TypeError(
-                f"rpc_timeout takes a number of seconds, got {seconds!r}: incompatible type "
-                f"{type(seconds).__name__}"
+                "incompatible constructor arguments: rpc_timeout is a number of seconds, got "
+                f"{seconds!r}, a {type(seconds).__name__}"
             )
         if not float(seconds) >= 0.0:
             raise ConfigError(f"rpc_timeout must be 0 (no limit) or more seconds, got {seconds}")
@@ -161,7 +161,10 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         connect_timeout: float | None = DEFAULT_CONNECT_TIMEOUT_SEC,
         world_timeout: float = DEFAULT_PROCESS_GROUP_TIMEOUT.total_seconds(),
         window_bytes: int = DEFAULT_WINDOW_BYTES,
+        _transports: object = None,
+        _channels: object = None,
     ) -> None:
+        del _transports, _channels  # torch's; there is one transport here
         super().__init__(rpc_timeout, init_method)
         if num_worker_threads < 1:
             raise ConfigError(f"num_worker_threads must be at least 1, got {num_worker_threads}")

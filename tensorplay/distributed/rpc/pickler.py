@@ -20,7 +20,7 @@ import cloudpickle
 import torch
 
 from tensorplay.distributed.rpc import culprit
-from tensorplay.errors import SerializationError
+from tensorplay.errors import CodeNotFoundError, SerializationError
 
 Reducer: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
@@ -167,9 +167,10 @@ class _Reader(pickle.Unpickler):
                 name=error.name,
             ) from error
         except AttributeError as error:
-            raise AttributeError(
-                f"{error}: {module}.{name} was sent by reference, but this process has "
-                "another version of that module"
+            raise CodeNotFoundError(
+                "RPC pickler does not serialize the code of importable modules: "
+                f"{module}.{name} was sent by name, and the module here does not have it "
+                f"({error}); the processes run different versions of it"
             ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -92,7 +93,7 @@ def rebuild(failure: Failure) -> BaseException:
     if error is None:
         error = RemoteError(
             f"On WorkerInfo(id={failure.worker_id}, name={failure.worker}):\n"
-            f"{failure.type}: {failure.message}",
+            f"Original exception on remote side was {failure.type}: {failure.message}",
             remote_type=failure.type,
             remote_message=failure.message,
             remote_traceback=failure.traceback,
@@ -140,9 +141,23 @@ def _frames(error: BaseException) -> bytes:
 
 
 def _traceback(failure: Failure) -> Any:
+    """Returns the callee's traceback as an object of this process.
+
+    It is made in a thread of its own: its frames refer to those of the code that makes it,
+    which would keep alive whatever the caller's functions have in their variables.
+    """
     if not failure.frames:
         return None
-    try:
-        return tblib.Traceback.from_dict(msgspec.json.decode(failure.frames)).as_traceback()
-    except Exception:
-        return None
+    made: list[Any] = []
+
+    def make() -> None:
+        try:
+            made.append(tblib.Traceback.from_dict(msgspec.json.decode(failure.frames)))
+            made[0] = made[0].as_traceback()
+        except Exception:
+            made.clear()
+
+    thread = threading.Thread(target=make, name="tensorplay-traceback", daemon=True)
+    thread.start()
+    thread.join()
+    return made.pop() if made else None

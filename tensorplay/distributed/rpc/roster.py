@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from tensorplay.distributed.rpc.options import WorkerInfo
-from tensorplay.errors import WorkerNotFoundError
-from tensorplay.protocol.messages import PeerInfo
+from tensorplay.errors import ConfigError, WorkerNotFoundError
+from tensorplay.protocol.messages import Departure, PeerInfo
+
+#: So many peers that have left are remembered, for messages about them.
+_MOST_DEPARTED = 1024
 
 
 class PeerRoster:
@@ -19,6 +22,7 @@ class PeerRoster:
         self._peers: dict[int, PeerInfo] = {}
         self._by_name: dict[str, PeerInfo] = {}
         self._by_id: dict[int, PeerInfo] = {}
+        self._departed: dict[int, Departure] = {}
         self._me: PeerInfo | None = None
         self.refused: list[str] = []
 
@@ -36,15 +40,19 @@ class PeerRoster:
     def change(
         self,
         joined: Sequence[PeerInfo],
-        left: Sequence[PeerInfo],
+        left: Sequence[Departure],
         refused: Sequence[str] = (),
     ) -> None:
         """Removes and adds peers, and notes why others were refused."""
         with self._changed:
             self.refused += refused
-            for peer in left:
-                self._peers.pop(peer.incarnation, None)
+            for gone in left:
+                self._peers.pop(gone.peer.incarnation, None)
+                self._departed[gone.peer.incarnation] = gone
+                while len(self._departed) > _MOST_DEPARTED:
+                    del self._departed[next(iter(self._departed))]
             for peer in joined:
+                self._departed.pop(peer.incarnation, None)
                 self._peers[peer.incarnation] = peer
             self._by_name = {peer.name: peer for peer in self._peers.values()}
             self._by_id = {peer.id: peer for peer in self._peers.values()}
@@ -58,19 +66,28 @@ class PeerRoster:
         """Returns the live peers, those with ranks first, by rank."""
         return sorted(self._peers.values(), key=lambda peer: (peer.id < 0, abs(peer.id)))
 
-    def find(self, target: str | int | WorkerInfo | PeerInfo) -> PeerInfo:
-        """Returns the live peer that ``target`` names.
+    def departure(self, peer: PeerInfo) -> str:
+        """Returns why a peer is not here any more."""
+        gone = self._departed.get(peer.incarnation)
+        return "it has left" if gone is None else gone.reason
+
+    def find(
+        self, target: str | int | WorkerInfo | PeerInfo, *, departed: bool = False
+    ) -> PeerInfo:
+        """Returns the peer that ``target`` names.
+
+        Args:
+            target: A name, a rank, a WorkerInfo or a PeerInfo.
+            departed: Whether one that has left will do, if no live peer has the name.
 
         Raises:
             WorkerNotFoundError: If there is none; the text lists who is there.
-            TypeError: If ``target`` is neither a name, a rank nor a WorkerInfo.
+            ConfigError: If ``target`` is none of these.
         """
         peer: PeerInfo | None
         if isinstance(target, str):
             peer = self._by_name.get(target)
-        elif isinstance(target, bool):
-            raise TypeError(f"a worker is named by str, int or WorkerInfo, not {target!r}")
-        elif isinstance(target, int):
+        elif isinstance(target, int) and not isinstance(target, bool):
             peer = self._by_id.get(target)
         elif isinstance(target, WorkerInfo):
             peer = self._by_name.get(target.name)
@@ -79,13 +96,25 @@ class PeerRoster:
         elif isinstance(target, PeerInfo):
             peer = self._peers.get(target.incarnation)
         else:
-            raise TypeError(f"a worker is named by str, int or WorkerInfo, not {target!r}")
+            raise ConfigError(
+                f"a worker is named by str, int or WorkerInfo; got {target!r}, a "
+                f"{type(target).__name__}"
+            )
+        if peer is None and departed:
+            peer = self._last_departed(target)
         if peer is None:
             raise WorkerNotFoundError(
                 f"Unknown destination worker {target!r}: could not find destination; "
                 f"registered are {self.describe()}"
             )
         return peer
+
+    def _last_departed(self, target: str | int | WorkerInfo | PeerInfo) -> PeerInfo | None:
+        for gone in reversed(self._departed.values()):
+            peer = gone.peer
+            if target in (peer.name, peer.id, WorkerInfo(peer.name, peer.id)) or target == peer:
+                return peer
+        return None
 
     def describe(self) -> str:
         """Returns names and ids of the live peers for a message."""

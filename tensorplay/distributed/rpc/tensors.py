@@ -4,10 +4,10 @@ A tensor is described by its layout, dtype, shape and strides, and by where its 
 a buffer. The buffers are snapshots: what the sender writes into a tensor afterwards does not
 show at the receiver.
 
-Strides: a tensor whose elements lie without gaps or overlaps in memory (contiguous, transposed,
-channels-last) keeps its strides. Any other (a sliced step, an expanded dimension) arrives
-contiguous, with equal values. Tensors that share memory in one message share it on arrival, and
-keep their strides whatever they are; a view that is alone sends its own elements only.
+Strides are kept: contiguous, transposed, channels-last, sliced, expanded. Only a view that is
+scattered over far more memory than it has elements (see ``SPREAD``) arrives contiguous, with equal
+values, rather than taking that memory along. Tensors that share memory in one message share it on
+arrival.
 
 Sparse and quantized tensors are described by their parts; ``Parameter`` and ``requires_grad``
 are kept, for leaves and others alike; conjugate and negative bits stay bits. Tensors on other
@@ -30,6 +30,8 @@ from tensorplay.errors import ProtocolError, SerializationError
 
 #: Buffers up to this size are Python bytes; larger ones come from ``allocate``.
 SMALL_BYTES = 64 << 10
+#: A view may take along so many times the memory of its own elements.
+SPREAD = 2
 
 Buffer = bytes | memoryview
 
@@ -191,10 +193,12 @@ class _Encoder:
 
     def _place_alone(self, tensor: torch.Tensor) -> None:
         key = id(tensor)
-        if not _is_dense(tensor):
+        nbytes = _extent(tensor) * tensor.itemsize
+        if nbytes > max(SMALL_BYTES, SPREAD * tensor.numel() * tensor.itemsize):
             tensor = tensor.contiguous()
+            nbytes = tensor.numel() * tensor.itemsize
         self._places[key] = (len(self.buffers), 0, list(tensor.stride()))
-        self.buffers.append(_snapshot(tensor.data_ptr(), tensor.numel() * tensor.itemsize))
+        self.buffers.append(_snapshot(tensor.data_ptr(), nbytes))
 
     def _place_together(self, tensors: list[torch.Tensor]) -> None:
         size = max(tensor.itemsize for tensor in tensors)
@@ -276,19 +280,6 @@ def _flags(tensor: torch.Tensor) -> int:
     elif tensor.layout is torch.sparse_coo and tensor.is_coalesced():
         flags |= Flag.COALESCED
     return int(flags)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Returns whether the elements fill one range of memory, each once."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _extent(tensor: torch.Tensor) -> int:
