@@ -167,6 +167,10 @@ def main(
     _end_on_signals(broker, interrupt=not exit_with_parent)
     if exit_with_parent:
         threading.Thread(target=_end_with_input, args=(broker,), daemon=True).start()
+    if insecure:
+        _log.warning(
+            "insecure: whoever can reach this broker can run code on its workers and clients"
+        )
     for address in broker.addresses:
         click.echo(f"tensorplay broker ready at {address}")
     try:

@@ -234,7 +234,7 @@ class Broker:
         return not self._state.registry or time.monotonic() >= self._empty_by
 
     def _turn(self, poller: select.poll) -> None:
-        if not self._receive():
+        if not self._receive() and not self._done():
             # Nothing may be done to the socket between the last look and the wait: the
             # descriptor tells of a change once.
             for descriptor, _ in poller.poll(self._wait_seconds() * 1000):
