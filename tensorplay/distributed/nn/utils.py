@@ -7,7 +7,7 @@ any mix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn import Module
@@ -37,8 +37,9 @@ def all_parameters(module: Module) -> Iterator[Param]:
     """
     seen: set[int] = set()
     for child in _modules(module):
-        if hasattr(child, "remote_parameters"):
-            yield from child.remote_parameters()
+        remote: Callable[[], list[Param]] | None = getattr(child, "remote_parameters", None)
+        if remote is not None:
+            yield from remote()
             continue
         for parameter in child._parameters.values():
             if parameter is not None and id(parameter) not in seen:
@@ -86,7 +87,7 @@ def get_total_grad_norm(
     norms = gradients.norms(flatten(parameters), float(norm_type), foreach)
     if not len(norms):
         return torch.tensor(0.0)
-    total = torch.linalg.vector_norm(norms, float(norm_type))
+    total: torch.Tensor = torch.linalg.vector_norm(norms, float(norm_type))
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"The total norm of order {float(norm_type)} for gradients from `parameters` is "

@@ -235,8 +235,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError("optimizer got an empty parameter list")
         entries = [list(group.params) for group in groups]
         if self._gathered is not None:
-            for group in groups:
-                group.params = list(self._gathered.add(group.params))
+            for given in groups:
+                given.params = list(self._gathered.add(given.params))
         owners = by_owner(groups)
         parts = [self._part_at(owner.peer) for owner in owners]
         calls = []
@@ -267,8 +267,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if isinstance(result, Exception):
                 self._take_back(first)
                 raise result
-        for group, ready, params in zip(groups, found, entries, strict=True):
-            ready["params"] = group.named(params)
+        for ready, given, params in zip(found, groups, entries, strict=True):
+            ready["params"] = given.named(params)
         return defaults, found
 
     def _part_at(self, peer: PeerInfo | None) -> Part | None:

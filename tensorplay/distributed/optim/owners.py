@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from tensorplay.distributed import rpc
-from tensorplay.distributed.rpc import RRef
+from tensorplay.distributed.rpc import Future, RRef, api
 from tensorplay.protocol.messages import PeerInfo
 
 _log = logging.getLogger(__name__)
@@ -141,10 +140,10 @@ def call_all(calls: Sequence[Call]) -> list[Any]:
 def try_all(calls: Sequence[Call]) -> list[Any]:
     """Makes all the calls at the same time; what a call raises is its result."""
     results: list[Any] = [None] * len(calls)
-    futures: list[tuple[int, rpc.Future[Any]]] = []
+    futures: list[tuple[int, Future[Any]]] = []
     for index, call in enumerate(calls):
         if call.peer is not None:
-            agent = rpc._get_current_rpc_agent()
+            agent = api._get_current_rpc_agent()
             try:
                 future = agent.call(call.peer, call.function, call.args, hooks=False)
             except Exception as error:

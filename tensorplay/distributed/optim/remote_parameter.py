@@ -26,7 +26,8 @@ class RemoteParameter(torch.Tensor):
 
     rref: RRef[Any]
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+    # What is computed from it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def of(rref: RRef[Any], info: ParamInfo) -> RemoteParameter:
@@ -44,7 +45,7 @@ class RemoteParameter(torch.Tensor):
         return _HOST
 
     @property
-    def grad(self) -> RemoteGradient:  # type: ignore[override]
+    def grad(self) -> RemoteGradient:
         """Stands for the gradient at the owner, whether it has one or not.
 
         ``tensorplay.distributed.nn.get_grads`` fetches it. Setting this to a tensor or to

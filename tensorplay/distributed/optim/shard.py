@@ -251,7 +251,7 @@ def _resolved(params: Sequence[Any]) -> list[Any]:
     return [resolve(item) for item in params]
 
 
-def _locks_of(params: Sequence[torch.Tensor]) -> list[threading.RLock]:  # type: ignore[valid-type]
+def _locks_of(params: Sequence[torch.Tensor]) -> list[Any]:
     """Returns the locks of parameters in the order in which every shard takes them."""
     with _locks_guard:
         locks = {id(lock): lock for lock in (_lock_of(param) for param in params)}
