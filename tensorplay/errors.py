@@ -16,6 +16,7 @@
     ├── SerializationError (TypeError)       an object that cannot travel
     ├── CodeNotFoundError (AttributeError, RuntimeError)  code sent by name that is not here
     ├── AsyncResultError (TypeError, RuntimeError)  an async_execution function without a future
+    ├── ArgumentError (TypeError, RuntimeError)  arguments that the function does not take
     ├── CallbackError (RuntimeError)         the callback of ``Future.then`` raised
     └── RemoteError (RuntimeError)           the callee raised something that cannot be rebuilt here
 
@@ -25,6 +26,7 @@ Leaves also inherit the builtin that callers of ``torch.distributed.rpc`` catch.
 from __future__ import annotations
 
 __all__ = [
+    "ArgumentError",
     "AsyncResultError",
     "BrokerError",
     "CallbackError",
@@ -104,6 +106,10 @@ class SerializationError(TensorPlayError, TypeError):
 
 class CodeNotFoundError(TensorPlayError, AttributeError, RuntimeError):
     """A function or class was sent by name, and its module here does not have it."""
+
+
+class ArgumentError(TensorPlayError, TypeError, RuntimeError):
+    """A function is called with arguments that it does not take; nothing was sent."""
 
 
 class AsyncResultError(TensorPlayError, TypeError, RuntimeError):

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
-from tensorplay.distributed.rpc import collective, current, internal
+from tensorplay.distributed.rpc import collective, current, internal, script
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.distributed.rpc.constants import (
     DEFAULT_SHUTDOWN_TIMEOUT,
@@ -141,7 +141,7 @@ def remote(
         timeout: Seconds within which the owner must have confirmed; 0 for no limit.
     """
     agent = current.agent()
-    _check_callable(func)
+    _check_callable(func, args, kwargs)
     return RRef._create_remote(
         agent, agent.callee(to), func, tuple(args or ()), dict(kwargs or {}), timeout
     )
@@ -299,13 +299,15 @@ def _invoke(
     timeout: float,
 ) -> Future[Any]:
     agent = current.agent()
-    _check_callable(func)
+    _check_callable(func, args, kwargs)
     return agent.call(agent.callee(to), func, tuple(args or ()), dict(kwargs or {}), timeout=timeout)
 
 
-def _check_callable(func: Any) -> None:
+def _check_callable(func: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> None:
     if not callable(func):
         raise TypeError(f"function should be callable, got {type(func).__name__}: {func!r}")
+    if isinstance(func, torch.jit.ScriptFunction):
+        script.check_arguments(func, args or (), kwargs or {})
 
 
 def _is_there(agent: Agent, name: Target) -> bool:

@@ -73,18 +73,30 @@ class Future(torch.futures.Future[T], Generic[T]):
             raise TypeError(
                 f"then(): incompatible function arguments. Expected a callable, got {callback!r}"
             )
+
+        def wrap(error: BaseException) -> BaseException:
+            failure = CallbackError(
+                "Got the following error when running the callback: "
+                f"{type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
+            return failure
+
+        return self._then(callback, wrap)
+
+    def _then(
+        self,
+        callback: Callable[[Future[T]], S],
+        wrap: Callable[[BaseException], BaseException] = lambda error: error,
+    ) -> Future[S]:
+        """Does what ``then`` does; what the callback raises fails the new future as it is."""
         following: Future[S] = Future()
 
         def run(done: torch.futures.Future[T]) -> None:
             try:
                 result = callback(self)
             except BaseException as error:
-                failure = CallbackError(
-                    f"Got the following error when running the callback: "
-                    f"{type(error).__name__}: {error}"
-                )
-                failure.__cause__ = error
-                following.set_exception(failure)
+                following.set_exception(wrap(error))
             else:
                 following.set_result(result)
 

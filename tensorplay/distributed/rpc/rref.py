@@ -257,7 +257,7 @@ class RRef(Generic[T]):
         known = self._type
         if known is None or (known.done() and known.exception() is not None):
             if self._entry is not None:
-                known = self._entry.future.then(_type_of)
+                known = self._entry.future._then(_type_of)
             else:
                 owner = self._live_owner("_get_type()")
                 known = self._context.agent.call(
@@ -380,7 +380,7 @@ def _type_of(done: torch.futures.Future[Any]) -> type:
 
 @async_execution
 def _get_type(rref: RRef[Any]) -> Future[type]:
-    return rref._value_future().then(_type_of)
+    return rref._value_future()._then(_type_of)
 
 
 def _backward(rref: RRef[Any], context_id: int, retain_graph: bool) -> None:

@@ -106,4 +106,4 @@ def _require(rref: RRef[Any], name: str) -> Future[None]:
     def look(done: torch.futures.Future[Any]) -> None:
         getattr(done.value(), name)
 
-    return rref._value_future().then(look)
+    return rref._value_future()._then(look)
