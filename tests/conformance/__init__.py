@@ -1,0 +1,1 @@
+"""Torch's own RPC suite, run against tensorplay."""
