@@ -9,6 +9,8 @@ from tensorplay.protocol.messages import PROTOCOL_VERSION, Hello, Refused, Role
 
 #: Longest name of a peer or a namespace.
 MAX_NAME = 128
+#: Longest other text that a peer tells of itself.
+MAX_TEXT = 256
 _MAX_INCARNATION = 1 << 63
 _MAX_RANK = 1 << 31
 
@@ -27,6 +29,12 @@ def check(hello: Hello) -> Refused | None:
             return refused(
                 "invalid",
                 f"{what} {text[:MAX_NAME]!r} is not 1 to {MAX_NAME} printable characters",
+            )
+    for what, text in (("host", hello.host), ("device", hello.device)):
+        if len(text) > MAX_TEXT or not text.isprintable():
+            return refused(
+                "invalid",
+                f"{what} {text[:MAX_TEXT]!r} is not at most {MAX_TEXT} printable characters",
             )
     if not 0 < hello.incarnation < _MAX_INCARNATION:
         return refused("invalid", f"incarnation {hello.incarnation} is not a 63-bit number")

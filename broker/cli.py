@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -164,6 +165,7 @@ def main(
         broker.bind()
     except BrokerError as error:
         raise click.ClickException(str(error)) from None
+    _allow_open_files(max_peers)
     _end_on_signals(broker, interrupt=not exit_with_parent)
     if exit_with_parent:
         threading.Thread(target=_end_with_input, args=(broker,), daemon=True).start()
@@ -178,6 +180,16 @@ def main(
     finally:
         broker.close()
     _log.info("ended")
+
+
+def _allow_open_files(peers: int) -> None:
+    """Raises this process's limit of open files, as far as it may, to what the peers need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * peers + 256  # a peer that reconnects has two connections for a while
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _end_on_signals(broker: Broker, *, interrupt: bool) -> None:

@@ -70,8 +70,6 @@ MAX_PEER_HEADER = 16 << 10
 COMPLAINT_SECONDS = 0.5
 #: Unknown connections of which it is remembered that they were told so.
 _MAX_STRANGERS = 4096
-#: A peer's last words are cut to this many characters.
-_MAX_REASON = 200
 
 
 class BrokerState:
@@ -349,7 +347,7 @@ class BrokerState:
     def _goodbye(self, identity: bytes, peer: Peer | None, goodbye: Goodbye) -> list[Command]:
         if peer is None:
             return [_send(identity, Farewell())]
-        departure = Departure(peer.info, clean=True, reason=goodbye.reason[:_MAX_REASON])
+        departure = Departure(peer.info, clean=True, reason=_printable(goodbye.reason))
         return [_send(identity, Farewell()), *self._remove(peer, departure)]
 
     def _unreachable(self, event: Unreachable, now: float) -> list[Command]:
@@ -397,6 +395,11 @@ def _send(identity: bytes, message: Control) -> Send:
 def _send_all(identities: Iterable[bytes], message: Control) -> list[Command]:
     header = wire.encode(message)
     return [Send(identity, header) for identity in identities]
+
+
+def _printable(text: str) -> str:
+    """Returns what may be logged of a peer's own words."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[: admission.MAX_TEXT])
 
 
 def _undeliverable(identity: bytes, route: Route, code: str, text: str) -> Send:

@@ -303,6 +303,8 @@ def test_differing_versions_are_warned_of(driver: Driver) -> None:
         ({"name": "x" * 129}, "name"),
         ({"name": "a\nb"}, "name"),
         ({"namespace": ""}, "namespace"),
+        ({"host": "a\nb"}, "host"),
+        ({"device": "x" * 257}, "device"),
         ({"incarnation": 0}, "incarnation"),
         ({"incarnation": 1 << 63}, "incarnation"),
         ({"rank": 1 << 40}, "rank"),
@@ -339,6 +341,13 @@ def test_a_goodbye_is_answered_and_told(driver: Driver) -> None:
     sent = driver.send("a", Goodbye("done"))
     assert sent.to("a") == [Farewell()]
     assert sent.to("b") == [Roster(left=[Departure(peer, clean=True, reason="done")])]
+
+
+def test_last_words_are_made_fit_for_a_log(driver: Driver) -> None:
+    driver.join("a", "w", 1)
+    driver.join("b", "v", 2)
+    (roster,) = driver.send("a", Goodbye("a\nb" + "x" * 1000)).to("b")
+    assert roster.left[0].reason == "a b" + "x" * 253
 
 
 def test_a_lost_connection_ends_its_peer(driver: Driver) -> None:
