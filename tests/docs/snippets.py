@@ -1,8 +1,9 @@
 """Finds the code blocks of the documentation.
 
 Blocks of a page that are marked ``python`` form one program, run from top to bottom; a
-``console`` block holds commands behind ``$``, whose output follows them.  A block behind the
-comment ``<!-- not run: reason -->`` is for reading only.
+``console`` block holds commands behind ``$``, whose output follows them.  A block whose fence
+says ``python NAME.py`` is a file, which the page's commands find.  A block behind the comment
+``<!-- not run: reason -->`` is for reading only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
-    r"(?P<skip><!-- not run: [^>]+-->\n+)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"(?P<skip><!-- not run: [^>]+-->\n+)?^```(?P<language>\w+)(?: (?P<file>[\w.]+))?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -51,8 +52,14 @@ def blocks(page: Path, language: str) -> list[Block]:
             match["text"],
         )
         for match in _BLOCK.finditer(source)
-        if match["language"] == language and not match["skip"]
+        if match["language"] == language and not match["skip"] and not match["file"]
     ]
+
+
+def files(page: Path) -> dict[str, str]:
+    """Returns the files that a page shows, by name."""
+    source = page.read_text(encoding="utf-8")
+    return {match["file"]: match["text"] for match in _BLOCK.finditer(source) if match["file"]}
 
 
 def program(page: Path) -> str:

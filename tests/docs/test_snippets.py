@@ -39,6 +39,8 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_a_command_runs(block: snippets.Block, tmp_path: Path) -> None:
     commands = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
     assert commands, "a console block shows its commands behind '$ '"
+    for name, text in snippets.files(snippets.ROOT / block.page).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
         ["bash", "-euc", "\n".join(commands)],
         cwd=tmp_path,
