@@ -12,6 +12,7 @@
     ├── WorkerLostError (ConnectionError, RuntimeError)   the peer left or died with calls in flight
     │   └── OwnerLostError                   the owner of an RRef or module is gone
     ├── RpcTimeoutError (TimeoutError, RuntimeError)      a call outlived its time-out
+    ├── GraphLostError (RuntimeError)        a backward needs what is kept nowhere any more
     ├── RRefError (RuntimeError)             a remote reference used where or when it cannot be
     ├── SerializationError (TypeError)       an object that cannot travel
     ├── CodeNotFoundError (AttributeError, RuntimeError)  code sent by name that is not here
@@ -32,6 +33,7 @@ __all__ = [
     "CallbackError",
     "CodeNotFoundError",
     "ConfigError",
+    "GraphLostError",
     "InvalidNameError",
     "MessageTooLargeError",
     "NotInitializedError",
@@ -94,6 +96,10 @@ class OwnerLostError(WorkerLostError):
 
 class RpcTimeoutError(TensorPlayError, TimeoutError, RuntimeError):
     """A call did not finish within its time-out."""
+
+
+class GraphLostError(TensorPlayError, RuntimeError):
+    """A backward reached a graph, or tensors, that no process keeps any more."""
 
 
 class RRefError(TensorPlayError, RuntimeError):

@@ -277,7 +277,7 @@ class Agent:
         Args:
             peer: The callee.
             function: What it runs; None for FETCH.
-            args: Its positional arguments.
+            args: Its positional arguments; for FETCH the reference itself.
             kwargs: Its keyword arguments.
             timeout: Seconds, 0 for no limit; the agent's default if not given.
             hooks: Whether autograd takes notice.
@@ -296,7 +296,7 @@ class Agent:
         what = "to_here()" if op is Op.FETCH else _name(function)
         try:
             frames: Sequence[Frame] = (
-                recorder.without_payload()
+                recorder.without_payload(args)
                 if op is Op.FETCH
                 else payload.pack(
                     (function, tuple(args), kwargs or {}),
@@ -310,6 +310,8 @@ class Agent:
             exporter.undo()
             raise
         call = PendingCall(self._calls.next_id(), peer, what, self._decode, recorder.state)
+        if op is Op.REMOTE:
+            call.future._recorded = recorder.state
         call.exporter = exporter  # holds the references until the callee has them
         call.future._cancel = lambda: self._cancel(call)
         header = Request(
@@ -383,8 +385,6 @@ class Agent:
         assert isinstance(reply, Reply)
         try:
             if reply.status is Status.ERROR:
-                if call.state is not None:
-                    hooks.current().failed(call.state)
                 return Failed(remote_exception.rebuild(remote_exception.decode(message.frames[0])))
             if not message.frames:
                 return None
@@ -498,6 +498,7 @@ class Agent:
             )
             self._send_cancel(call)
         self.flush_refs()
+        hooks.current().flush()
         wanted = self._calls.next_deadline()
         if self.executor.backlog or self._completions.backlog:
             if now >= self._next_relief:
@@ -515,6 +516,7 @@ class Agent:
             "requests_queued": self.executor.backlog,
             "threads": self.executor.size,
             **self.rrefs.stats(),
+            **hooks.current().stats(),
         }
 
     def _complete_message(self, message: Message) -> None:
@@ -529,6 +531,8 @@ class Agent:
         self._link.consumed(src.incarnation, message.credit)
         if call is None:  # timed out or cancelled
             self.rrefs.settle(message.header.refs)
+            if message.header.meta:
+                hooks.current().discard(src, message.header.meta)
         else:
             call.arrive(message, self._completions.submit)
 
@@ -571,15 +575,15 @@ class _Recorder:
         self.meta = b""
         self.state: Any = None
 
-    def record(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def record(self, tensors: list[torch.Tensor], copies: frozenset[int]) -> None:
         if self._enabled:
             self.meta, self.state = hooks.current().request(
-                tensors, self._peer, self._exporter.rrefs
+                tensors, self._peer, self._exporter.rrefs, copies
             )
-        return tensors
 
-    def without_payload(self) -> list[Frame]:
-        self.record([])
+    def without_payload(self, rrefs: Sequence[Any]) -> list[Frame]:
+        if self._enabled:
+            self.meta, self.state = hooks.current().request([], self._peer, rrefs, frozenset())
         return []
 
 

@@ -191,11 +191,10 @@ class Callee:
         meta = b""
         execution = job.execution
 
-        def leave(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        def leave(tensors: list[torch.Tensor], copies: frozenset[int]) -> None:
             nonlocal meta
             if execution is not None:
-                meta = execution.reply(tensors)
-            return tensors
+                meta = execution.reply(tensors, copies)
 
         exporter = self._rrefs.exporter(job.src.incarnation)
         try:
@@ -245,7 +244,5 @@ class Callee:
 
 def _enter(job: Job, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Shows autograd the tensors of a request and returns those to use in their place."""
-    job.execution = hooks.current().execute(
-        job.request.meta, job.src, job.message.route.id, tensors
-    )
+    job.execution = hooks.current().execute(job.request.meta, job.src, tensors)
     return job.execution.tensors

@@ -33,6 +33,7 @@ class Future(torch.futures.Future[T], Generic[T]):
         self._failure: BaseException | None = None
         self._cancelled = False
         self._complete: Callable[[float | None], None] | None = None
+        self._recorded: Any = None  # what autograd keeps of a call that made a reference
         self._cancel: Callable[[], None] | None = None
 
     def wait(self, timeout: float | None = None) -> T:

@@ -30,8 +30,13 @@ class Execution(Protocol):
     def activate(self) -> AbstractContextManager[None]:
         """Returns the context in which the function runs: grad mode, autocast, context id."""
 
-    def reply(self, tensors: list[torch.Tensor]) -> bytes:
-        """Takes the tensors of the result and returns the meta of the reply."""
+    def reply(self, tensors: list[torch.Tensor], copies: frozenset[int]) -> bytes:
+        """Takes the tensors of the result and returns the meta of the reply.
+
+        Args:
+            tensors: The tensors.
+            copies: Positions of those that travel as copies, without their past.
+        """
 
     def failed(self) -> None:
         """The function has raised, or its result cannot be sent."""
@@ -41,24 +46,38 @@ class CallHooks(Protocol):
     """Autograd's part in calls. An empty meta means that there is nothing to do."""
 
     def request(
-        self, tensors: list[torch.Tensor], peer: PeerInfo, rrefs: Sequence[RRef[Any]]
+        self,
+        tensors: list[torch.Tensor],
+        peer: PeerInfo,
+        rrefs: Sequence[RRef[Any]],
+        copies: frozenset[int],
     ) -> tuple[bytes, Any]:
         """Caller: takes the tensors and references of a request.
+
+        Args:
+            tensors: The tensors.
+            peer: The callee.
+            rrefs: The references.
+            copies: Positions of the tensors that travel as copies, without their past.
 
         Returns:
             The meta of the request, and what ``result`` wants back.
         """
 
-    def execute(
-        self, meta: bytes, src: PeerInfo, request_id: int, tensors: list[torch.Tensor]
-    ) -> Execution:
+    def execute(self, meta: bytes, src: PeerInfo, tensors: list[torch.Tensor]) -> Execution:
         """Callee: takes the tensors of a request with a meta."""
 
     def result(self, state: Any, meta: bytes, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Caller: takes the tensors of a reply with a meta, returns those to use instead."""
 
-    def failed(self, state: Any) -> None:
-        """Caller: the call has raised."""
+    def discard(self, src: PeerInfo, meta: bytes) -> None:
+        """Caller: a reply with a meta has come that nobody waits for; must not block."""
+
+    def flush(self) -> None:
+        """Both: has what is due sent; called now and then and after ``Agent.wake``."""
+
+    def stats(self) -> dict[str, float]:
+        """Returns counts of what is kept for others."""
 
 
 _installed: CallHooks | None = None

@@ -22,7 +22,10 @@ from tensorplay.errors import ProtocolError
 __all__ = ["Pickler", "Table", "allocate", "device_map", "inverse", "pack", "unpack"]
 
 Frame = bytes | memoryview
-TensorsHook = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+#: Sees the tensors of a payload, and the positions of those that travel as copies.
+PackHook = Callable[[list[torch.Tensor], frozenset[int]], None]
+#: Sees the tensors of a payload and returns those to use in their place.
+UnpackHook = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -58,7 +61,7 @@ def pack(
     *,
     exporter: Any = None,
     device_map: Mapping[torch.device, torch.device] | None = None,
-    tensors_hook: TensorsHook | None = None,
+    tensors_hook: PackHook | None = None,
     custom: Pickler | None = None,
 ) -> list[Frame]:
     """Returns the frames of an object.
@@ -67,20 +70,21 @@ def pack(
         obj: What is to travel.
         exporter: Counts the remote references in it.
         device_map: Where tensors on devices of this process go.
-        tensors_hook: Is shown the tensors; those that it returns are sent.
+        tensors_hook: Is shown the tensors.
         custom: A pickler to use instead of the library's own.
 
     Raises:
         SerializationError: If a part of it cannot travel.
     """
     buffers: Sequence[Any]
+    copies: frozenset[int]
     if custom is not None:
         head, found = custom.serialize(obj)
-        buffers = ()
+        buffers, copies = (), frozenset()
     else:
-        head, found, buffers = pickler.dumps(obj, exporter=exporter)
+        head, found, buffers, copies = pickler.dumps(obj, exporter=exporter)
     if tensors_hook is not None:
-        found = tensors_hook(found)
+        tensors_hook(found, copies)
     if not found and not buffers:
         return [head, _EMPTY_TABLE]
     descriptors, contents = tensors.encode(found, device_map=device_map)
@@ -93,7 +97,7 @@ def unpack(
     frames: Sequence[Frame],
     *,
     importer: Any = None,
-    tensors_hook: TensorsHook | None = None,
+    tensors_hook: UnpackHook | None = None,
     custom: Pickler | None = None,
 ) -> Any:
     """Returns the object that frames of ``pack`` stand for.

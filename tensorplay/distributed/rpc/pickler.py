@@ -39,11 +39,14 @@ class Pickled(NamedTuple):
         head: The pickle stream.
         tensors: The tensors it refers to, in order.
         buffers: The out-of-band buffers, in order.
+        copies: Positions of the tensors that are parameters of a module in it: what arrives is
+            a copy of the module, with parameters of its own.
     """
 
     head: bytes
     tensors: list[torch.Tensor]
     buffers: list[pickle.PickleBuffer]
+    copies: frozenset[int]
 
 
 def register_reducer(cls: type, reducer: Reducer) -> None:
@@ -77,7 +80,7 @@ def dumps(obj: Any, *, exporter: Any = None) -> Pickled:
         raise
     except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError) as error:
         raise SerializationError(culprit.describe(obj, error, dumps)) from error
-    return Pickled(file.getvalue(), writer.tensors, buffers)
+    return Pickled(file.getvalue(), writer.tensors, buffers, writer.copies)
 
 
 def loads(
@@ -119,11 +122,14 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.tensors: list[torch.Tensor] = []
         self._numbers: dict[int, int] = {}
+        self._owned: set[int] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind in _PLAIN:
             return self._tensor(obj)
+        if isinstance(obj, torch.nn.Module):
+            self._owned.update(map(id, obj._parameters.values()))
         reducer = _found[kind] if kind in _found else _find_reducer(kind)
         if reducer is not None:
             return reducer(obj)
@@ -135,6 +141,12 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             # A class method; cloudpickle would look for the function behind it and not find it.
             return getattr, (obj.__self__, obj.__name__)
         return super().reducer_override(obj)
+
+    @property
+    def copies(self) -> frozenset[int]:
+        """Positions of the tensors that are parameters of a module that was pickled."""
+        numbers = self._numbers
+        return frozenset(numbers[one] for one in self._owned if one in numbers)
 
     def _tensor(self, tensor: torch.Tensor) -> tuple[Any, tuple[int]]:
         number = self._numbers.get(id(tensor))

@@ -106,6 +106,8 @@ class RRef(Generic[T]):
             hold=hold,
             created=created,
         )
+        if getattr(created._recorded, "number", 0):
+            rref.autograd_edges = [created._recorded]
         return rref
 
     def _bind(
@@ -177,7 +179,9 @@ class RRef(Generic[T]):
         owner = self._live_owner("to_here()")
         self._raise_failed_creation()
         try:
-            fetched = agent.call(owner, None, timeout=timeout, op=Op.FETCH, rref=self._key)
+            fetched = agent.call(
+                owner, None, (self,), timeout=timeout, op=Op.FETCH, rref=self._key
+            )
             return cast(T, fetched.wait())
         except (RRefError, WorkerLostError):
             self._live_owner("to_here()")

@@ -1,0 +1,129 @@
+"""The nodes that remote calls put into the graphs of caller and callee.
+
+    caller   tensor -> StandIn -> RemoteCall -> output
+    callee             Received -> tensor -> ... -> result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Function
+
+from tensorplay.distributed.autograd import passes
+from tensorplay.distributed.autograd.leases import Lease
+
+if TYPE_CHECKING:
+    from tensorplay.distributed.autograd.calls import Received, Sent
+
+__all__ = ["PARAMETERS", "ReceivedTensors", "RemoteCall", "StandIn", "wants_parameters"]
+
+#: Stands for the parameters of all remote modules: a leaf, so that a call is trained even if
+#: none of its inputs needs a gradient. It never gets one itself.
+PARAMETERS = torch.zeros((), requires_grad=True)
+_parameters_node = PARAMETERS.view_as(PARAMETERS).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+def wants_parameters() -> bool:
+    """Returns whether the running backward wants gradients of parameters.
+
+    It does not under ``torch.autograd.grad`` and ``backward(inputs=...)``, which name what
+    they want.
+    """
+    try:
+        return torch._C._will_engine_execute_node(_parameters_node)
+    except RuntimeError:  # they are named: a context collects them with autograd.grad
+        return True
+
+
+class StandIn(Function):
+    """Takes a tensor's place in the graph: of the same shape, but of one element's memory.
+
+    So neither does the graph keep the tensor's memory, nor does it matter what is written into
+    the tensor after the call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        if tensor.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                size=tensor.shape, dtype=tensor.dtype, device=tensor.device
+            )
+        single = torch.empty((), dtype=tensor.dtype, device=tensor.device)
+        return single.expand(tensor.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:  # type: ignore[override]
+        return gradient
+
+
+class RemoteCall(Function):
+    """The node of a call at the caller: its backward is the remote backward."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        sent: Sent,
+        handle: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        parameters: torch.Tensor,
+        *stand_ins: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.sent = sent
+        ctx.save_for_backward(handle)
+        return _fresh(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+        (handle,) = ctx.saved_tensors  # where a second backward fails, as torch's own nodes do
+        return None, None, None, None, *ctx.sent.backward(Lease.of(handle), gradients)
+
+
+class ReceivedTensors(Function):
+    """The node of the tensors of a request at the callee: catches their gradients."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, received: Received, tensors: Sequence[torch.Tensor], origin: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.received = received
+        return _fresh(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+        received: Received = ctx.received
+        caught = gradients[: received.count]
+        if any(gradient is not None for gradient in caught):
+            run = passes.running()
+            if run is not None:
+                run.capture(received.key, caught)
+            else:  # a backward that this process began by itself
+                received.engine.deliver(received.key, caught)
+        return None, None, None
+
+
+def _fresh(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Returns tensors with the same memory, to be the outputs of a node.
+
+    They can be written to in place, unless they share memory with each other: torch could not
+    know that the gradient of one is then another's, too, so it is made to refuse.
+    """
+    outputs = [tensor.detach() for tensor in tensors]
+    if len(outputs) > 1:
+        places = [_place(tensor) for tensor in outputs]
+        outputs = [
+            tensor if place is None or places.count(place) == 1 else tensor.view_as(tensor)
+            for tensor, place in zip(outputs, places, strict=True)
+        ]
+    return tuple(outputs)
+
+
+def _place(tensor: torch.Tensor) -> int | None:
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
