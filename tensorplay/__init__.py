@@ -29,7 +29,19 @@ __all__ = [
     "nn",
 ]
 
-_MODULES = ("broker", "distributed", "errors", "nn")
+_MODULES = (
+    "broker",
+    "cli",
+    "cluster",
+    "demo",
+    "distributed",
+    "errors",
+    "logs",
+    "nn",
+    "protocol",
+    "version",
+    "worker",
+)
 _MEMBERS = {"LocalCluster": "tensorplay.cluster", "local_cluster": "tensorplay.cluster"}
 
 
