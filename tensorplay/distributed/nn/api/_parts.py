@@ -15,8 +15,9 @@ from typing_extensions import Self
 from tensorplay.distributed import rpc
 from tensorplay.distributed.nn.api import _remote_ops as ops
 from tensorplay.distributed.nn.api._shell import ModuleShell
+from tensorplay.distributed.rpc import api
 
-__all__ = ["RemoteParts"]
+__all__ = ["RemoteParts", "call_unrecorded"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,10 +49,9 @@ class RemoteParts(ModuleShell):
         **kwargs: P.kwargs,
     ) -> T:
         """Has the module's owner run ``function`` on it, unseen by autograd."""
-        with torch.no_grad():
-            return rpc.rpc_sync(
-                self.module_rref.owner(), function, (self.module_rref, *args), kwargs
-            )
+        return call_unrecorded(
+            self.module_rref.owner(), function, self.module_rref, *args, **kwargs
+        )
 
     def get_module_rref(self) -> rpc.RRef[Module]:
         """Returns the reference to the remote module."""
@@ -255,6 +255,19 @@ class RemoteParts(ModuleShell):
         report = self._on_owner(ops._load_state, entries, prefix, metadata, assign)
         for ours, theirs in zip(lists, report, strict=True):
             ours.extend(theirs)
+
+
+def call_unrecorded(
+    to: str | int | rpc.WorkerInfo, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Has a worker run a function, unseen by autograd and apart from the caller's grad mode.
+
+    For what handles modules as values: a parameter arrives as a parameter, not as the result
+    of a computation.
+    """
+    agent = api._get_current_rpc_agent()
+    result: T = agent.call(agent.peer(to), function, args, kwargs, hooks=False).wait()
+    return result
 
 
 def _register(method: str, module: Module, hook: Callable[..., None]) -> RemovableHandle:

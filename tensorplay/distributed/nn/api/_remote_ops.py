@@ -43,8 +43,7 @@ class LoadReport(NamedTuple):
 def _create_module(
     module_cls: Callable[..., Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
 ) -> Module:
-    with torch.enable_grad():  # the call came in no-grad mode, which is not the constructor's
-        module = module_cls(*args, **kwargs)
+    module = module_cls(*args, **kwargs)
     if not isinstance(module, Module):
         raise ValueError(
             f"module_cls(*args, **kwargs) must return a tensorplay.nn.Module, got {type(module)!r}"

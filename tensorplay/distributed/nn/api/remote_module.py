@@ -21,7 +21,7 @@ from typing_extensions import Self
 from tensorplay.distributed import rpc
 from tensorplay.distributed.nn.api import _remote_ops as ops
 from tensorplay.distributed.nn.api._moving import is_host
-from tensorplay.distributed.nn.api._parts import RemoteParts
+from tensorplay.distributed.nn.api._parts import RemoteParts, call_unrecorded
 from tensorplay.distributed.nn.api._remote_ops import Placement
 from tensorplay.distributed.nn.api._shell import MODULE_TABLES
 from tensorplay.distributed.nn.jit import instantiator
@@ -120,13 +120,10 @@ class _RemoteModule(RemoteParts):
     ) -> None:
         super().__init__()
         self._init_template(_module_interface_cls, self._prepare_init(remote_device))
-        with torch.no_grad():  # autograd is not to record what a module is made from
-            placement = rpc.rpc_sync(
-                self.on,
-                ops._place_module,
-                (module_cls, tuple(args or ()), dict(kwargs or {}), self.device),
-            )
-        self._adopt(placement)
+        arguments = tuple(args or ()), dict(kwargs or {})
+        self._adopt(
+            call_unrecorded(self.on, ops._place_module, module_cls, *arguments, self.device)
+        )
 
     @classmethod
     def init_from_module_rref(
@@ -149,8 +146,7 @@ class _RemoteModule(RemoteParts):
         """
         handle = object.__new__(cls)
         handle._init_template(_module_interface_cls, handle._prepare_init(remote_device))
-        with torch.no_grad():
-            described = rpc.rpc_sync(module_rref.owner(), ops._describe_module, (module_rref,))
+        described = call_unrecorded(module_rref.owner(), ops._describe_module, module_rref)
         handle._adopt(Placement(module_rref, *described))
         return handle
 
