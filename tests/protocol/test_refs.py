@@ -110,10 +110,10 @@ def test_a_release_waits_until_adds_are_acknowledged() -> None:
     table.announce(KEY, OWNER, Q)
     assert table.drain() == [(OWNER, [(KEY, Q, 1)], [])]
     table.drop(KEY)
-    assert not table.due
+    assert not bool(table.due)
     assert table.drain() == []
     table.acknowledged(OWNER)
-    assert table.due
+    assert bool(table.due)
     assert table.drain() == [(OWNER, [], [(KEY, 1)])]
     assert table.settled
 

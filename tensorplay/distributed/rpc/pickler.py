@@ -70,16 +70,21 @@ def dumps(obj: Any, *, exporter: Any = None) -> Pickled:
     Raises:
         SerializationError: If a part of it cannot travel; the text names the part.
     """
-    file = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    writer = _Writer(file, buffers)
     try:
-        with _current("exporter", exporter):
-            writer.dump(obj)
+        return _dumps(obj, exporter)
     except SerializationError:
         raise
     except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError) as error:
-        raise SerializationError(culprit.describe(obj, error, dumps)) from error
+        text = culprit.describe(obj, error, lambda part: _dumps(part, exporter))
+        raise SerializationError(text) from error
+
+
+def _dumps(obj: Any, exporter: Any) -> Pickled:
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    writer = _Writer(file, buffers)
+    with _current("exporter", exporter):
+        writer.dump(obj)
     return Pickled(file.getvalue(), writer.tensors, buffers, writer.copies)
 
 

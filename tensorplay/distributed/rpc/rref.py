@@ -375,7 +375,7 @@ class RRef(Generic[T]):
                 f"whether the object is there is not known: {error}"
             ) from error
         if error is not None:
-            raise error
+            self._created.wait()  # raises it
 
 
 def _type_of(done: torch.futures.Future[Any]) -> type:
