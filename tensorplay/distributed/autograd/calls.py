@@ -65,8 +65,8 @@ class Sent:
         self.stand_ins = stand_ins
         self.extras = extras
         self.gate = gate
-        self.hooks: SavedTensorsHooks | None = (
-            torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self.hooks: SavedTensorsHooks | None = torch._C._autograd._top_saved_tensors_default_hooks(
+            False
         )
 
     @property
@@ -113,9 +113,7 @@ class Graph:
 
     __slots__ = ("caller", "outputs", "received")
 
-    def __init__(
-        self, caller: int, outputs: list[GradientEdge], received: Received | None
-    ) -> None:
+    def __init__(self, caller: int, outputs: list[GradientEdge], received: Received | None) -> None:
         self.caller = caller
         self.outputs = outputs
         self.received = received
@@ -134,8 +132,18 @@ class Execution:
         context: The distributed autograd context that the call belongs to.
     """
 
-    __slots__ = ("_before", "_context", "_engine", "_graph", "_meta", "_modes", "_received",
-                 "_src", "gate", "tensors")
+    __slots__ = (
+        "_before",
+        "_context",
+        "_engine",
+        "_graph",
+        "_meta",
+        "_modes",
+        "_received",
+        "_src",
+        "gate",
+        "tensors",
+    )
 
     def __init__(
         self,

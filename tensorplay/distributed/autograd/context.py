@@ -98,9 +98,7 @@ class DistAutogradContext:
                     roots, wanted, gradients, retain_graph=True, allow_unused=True
                 )
                 found = [
-                    pair
-                    for pair in zip(leaves.tensors, found, strict=False)
-                    if pair[1] is not None
+                    pair for pair in zip(leaves.tensors, found, strict=False) if pair[1] is not None
                 ]
         with self._lock:
             for leaf, gradient in found:

@@ -49,9 +49,7 @@ class context:
         _release_context(self.autograd_context.id)
 
 
-def backward(
-    context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False
-) -> None:
+def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
     """Runs the backward pass of a context on every process that took part in the forward.
 
     Args:
@@ -117,9 +115,7 @@ def _take_from(
         return _take(found, number, gradients)
     peer = here.agent.peer_by_incarnation(caller)
     if peer is None:
-        raise RuntimeError(
-            "the backward reached tensors that were sent by a process that is gone"
-        )
+        raise RuntimeError("the backward reached tensors that were sent by a process that is gone")
     arguments = (found.id, found.creator, number, list(gradients))
     result: list[tuple[Key, Gradients]]
     result = here.agent.call(peer, _take_there, arguments, hooks=False).wait()

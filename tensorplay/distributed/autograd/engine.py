@@ -156,9 +156,7 @@ class Engine:
             tensors[i] = output
         return tensors
 
-    def backward(
-        self, sent: Sent, lease: Lease, gradients: Gradients
-    ) -> list[torch.Tensor | None]:
+    def backward(self, sent: Sent, lease: Lease, gradients: Gradients) -> list[torch.Tensor | None]:
         """Has the callee run the backward of a call; runs inside the node's backward.
 
         Args:

@@ -1,7 +1,7 @@
 """The nodes that remote calls put into the graphs of caller and callee.
 
-    caller   tensor -> StandIn -> RemoteCall -> output
-    callee             Received -> tensor -> ... -> result
+caller   tensor -> StandIn -> RemoteCall -> output
+callee             Received -> tensor -> ... -> result
 """
 
 from __future__ import annotations

@@ -96,9 +96,7 @@ def running() -> Pass | None:
     return _by_task.get(torch._C._current_graph_task_id())
 
 
-def add(
-    some: Gradients | None, others: Gradients
-) -> list[torch.Tensor | None]:
+def add(some: Gradients | None, others: Gradients) -> list[torch.Tensor | None]:
     """Returns the sums of gradients, of which any may be missing."""
     if some is None:
         return list(others)
