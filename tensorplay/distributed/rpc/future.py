@@ -212,4 +212,7 @@ def _raise(error: BaseException) -> None:
         fresh = error
     fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
     fresh.__suppress_context__ = error.__suppress_context__
-    raise fresh.with_traceback(error.__traceback__)
+    try:
+        raise fresh.with_traceback(error.__traceback__)
+    finally:
+        del fresh, error  # this frame is in the traceback of what it would hold
