@@ -26,8 +26,7 @@ STEPS = 20
 
 def build_model() -> nn.Sequential:
     """Returns a model of four layers, two of them on workers."""
-    torch.manual_seed(0)
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Linear(8, 16),
         RemoteModule("worker0", nn.Linear, (16, 16)),
         nn.ReLU(),
@@ -35,10 +34,13 @@ def build_model() -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(16, 1),
     )
+    model.load_state_dict(build_local_model().state_dict())  # begins with the same parameters
+    return model
 
 
 def build_local_model() -> nn.Sequential:
     """Returns the same model without remote parts."""
+    torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(8, 16),
         nn.Linear(16, 16),
@@ -52,7 +54,7 @@ def build_local_model() -> nn.Sequential:
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the inputs and targets of a step, the same in every run."""
     generator = torch.Generator().manual_seed(step)
-    x = torch.randn(32, 8, generator=generator)
+    x = torch.randn(256, 8, generator=generator)
     return x, x.sin().sum(1, keepdim=True)
 
 
@@ -67,7 +69,7 @@ def train(checkpoint: Path, until: int) -> list[float]:
         The loss of each step.
     """
     model = build_model()
-    optimizer = DistributedOptimizer(torch.optim.AdamW, all_parameters(model), lr=0.01)
+    optimizer = DistributedOptimizer(torch.optim.AdamW, all_parameters(model), lr=0.03)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     first = 0
     if checkpoint.exists():

@@ -26,6 +26,7 @@ def build(remote: bool, seed: int) -> nn.Sequential:
 
     return nn.Sequential(
         nn.Linear(4, 6),
+        nn.Tanh(),
         place("worker0", nn.BatchNorm1d, 6),
         place("worker1/cpu", nn.Linear, 6, 6),
         nn.Sequential(nn.Tanh(), nn.Linear(6, 1)),

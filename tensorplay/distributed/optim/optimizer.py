@@ -13,7 +13,7 @@ from tensorplay.distributed.optim import shard as remote
 from tensorplay.distributed.optim.gathered import Gathered, needs_closure
 from tensorplay.distributed.optim.groups import Group, as_group, by_owner, fill, listed
 from tensorplay.distributed.optim.options import Options, changes, options, snapshot, update
-from tensorplay.distributed.optim.owners import Call, call_all, same_peer, try_all
+from tensorplay.distributed.optim.owners import Call, call_all, raise_failed, same_peer, try_all
 from tensorplay.distributed.optim.parts import Part, State, params_of
 from tensorplay.distributed.optim.shard import Shard
 from tensorplay.errors import ConfigError, SerializationError
@@ -251,22 +251,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         results = try_all(calls)
         defaults: dict[str, Any] = {}
         found: list[dict[str, Any]] = [dict(group.options) for group in groups]
-        for owner, old, result in zip(owners, parts, results, strict=True):
-            if isinstance(result, Exception):
-                continue
+        answers = [
+            (owner, old, result)
+            for owner, old, result in zip(owners, parts, results, strict=True)
+            if not isinstance(result, Exception)
+        ]
+        for owner, old, answer in answers:
             if old is None:
-                shard, (defaults, infos) = result
+                shard, (defaults, infos) = answer
                 self._parts.append(part := Part(owner.peer, shard, {}))
             else:
-                part, infos = old, [result]
+                part, infos = old, [answer]
             for (group, positions), info in zip(owner.groups.items(), infos, strict=True):
                 part.groups[first + group] = positions
                 found[group].update(info.options)
                 fill(entries[group], positions, info)
-        for result in results:
-            if isinstance(result, Exception):
-                self._take_back(first)
-                raise result
+        if len(answers) < len(results):
+            self._take_back(first)
+            raise_failed(calls, results)
         for ready, given, params in zip(found, groups, entries, strict=True):
             ready["params"] = given.named(params)
         return defaults, found

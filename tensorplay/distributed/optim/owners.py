@@ -124,17 +124,34 @@ def call_all(calls: Sequence[Call]) -> list[Any]:
             failures of the others are logged.
     """
     results = try_all(calls)
+    raise_failed(calls, results)
+    return results
+
+
+def raise_failed(calls: Sequence[Call], results: list[Any]) -> None:
+    """Raises the first exception among the results, if there is one, and logs the others.
+
+    The results are cleared then: the exception's traceback leads to the frames that hold
+    them, so they would keep each other, and what else is in them, alive.
+    """
     failed = [
         (call, result)
         for call, result in zip(calls, results, strict=True)
         if isinstance(result, Exception)
     ]
+    if not failed:
+        return
     for call, error in failed[1:]:
         where = "this process" if call.peer is None else call.peer.name
         _log.error("a call failed on %s, too: %s: %s", where, type(error).__name__, error)
-    if failed:
-        raise failed[0][1]
-    return results
+    first = failed[0][1]
+    error = None
+    failed.clear()
+    results.clear()
+    try:
+        raise first
+    finally:
+        del first
 
 
 def try_all(calls: Sequence[Call]) -> list[Any]:

@@ -266,7 +266,6 @@ def _lock_of(param: torch.Tensor) -> Any:
 
 def _context_gradients(context_id: int) -> Mapping[torch.Tensor, torch.Tensor]:
     """Returns the gradients that a context has in this process."""
-    try:
-        return autograd.get_gradients(context_id)
-    except RuntimeError:  # the context never came here: its graph has no part in this process
+    if not autograd._is_valid_context(context_id):
         return {}
+    return autograd.get_gradients(context_id)
