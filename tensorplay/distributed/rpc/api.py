@@ -115,11 +115,25 @@ def rpc_async(
     Args and errors are those of ``rpc_sync``; what concerns the call itself is raised by
     the future's ``wait``.
     """
-    future = _invoke(to, func, args, kwargs, timeout)
-    futures: list[Future[Any]] | None = getattr(_thread_local_var, "future_list", None)
-    if futures is not None:
-        futures.append(future)
-    return future
+    return _collected(_invoke(to, func, args, kwargs, timeout))
+
+
+def _call_owner(
+    rref: RRef[Any], func: Callable[..., T], args: Sequence[Any], *, hooks: bool = True
+) -> Future[T]:
+    """Runs ``func`` on the very process that owns an object, never on its successor.
+
+    Args:
+        rref: Refers to the object.
+        func: What it runs.
+        args: Its positional arguments.
+        hooks: Whether autograd takes notice.
+
+    Raises:
+        OwnerLostError: If the owner is gone.
+    """
+    owner = rref._live_owner(f"{getattr(func, '__name__', func)}()")
+    return _collected(rref._context.agent.call(owner, func, args, hooks=hooks))
 
 
 def remote(
@@ -289,6 +303,14 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
         yield
     finally:
         _default_pickler = internal._internal_rpc_pickler
+
+
+def _collected(future: Future[T]) -> Future[T]:
+    """Enters a future where the surrounding ``_wait_all`` waits for it."""
+    futures: list[Future[Any]] | None = getattr(_thread_local_var, "future_list", None)
+    if futures is not None:
+        futures.append(future)
+    return future
 
 
 def _invoke(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,16 +42,10 @@ class RemoteParts(ModuleShell):
         """Binds the methods that call the module to where it is now."""
         raise NotImplementedError
 
-    def _on_owner(
-        self,
-        function: Callable[Concatenate[rpc.RRef[Module], P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
+    def _on_owner(self, function: Callable[..., T], *args: Any) -> T:
         """Has the module's owner run ``function`` on it, unseen by autograd."""
-        return call_unrecorded(
-            self.module_rref.owner(), function, self.module_rref, *args, **kwargs
-        )
+        arguments = (self.module_rref, *args)
+        return api._call_owner(self.module_rref, function, arguments, hooks=False).wait()
 
     def get_module_rref(self) -> rpc.RRef[Module]:
         """Returns the reference to the remote module."""

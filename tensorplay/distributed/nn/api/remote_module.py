@@ -146,7 +146,9 @@ class _RemoteModule(RemoteParts):
         """
         handle = object.__new__(cls)
         handle._init_template(_module_interface_cls, handle._prepare_init(remote_device))
-        described = call_unrecorded(module_rref.owner(), ops._describe_module, module_rref)
+        described = api._call_owner(
+            module_rref, ops._describe_module, (module_rref,), hooks=False
+        ).wait()
         handle._adopt(Placement(module_rref, *described))
         return handle
 

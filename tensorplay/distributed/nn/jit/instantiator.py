@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from tensorplay.distributed import rpc
 from tensorplay.distributed.nn.api._remote_ops import _remote_forward
+from tensorplay.distributed.rpc import api
 
 __all__ = [
     "CallTarget",
@@ -71,11 +72,8 @@ class RemoteModuleTemplate:
 
 def forward_async(self: CallTarget, *args: Any, **kwargs: Any) -> rpc.Future[Any]:
     """Calls the remote module and returns the future of its result."""
-    return rpc.rpc_async(
-        self.module_rref.owner(),
-        _remote_forward,
-        (self.module_rref, self.device, self.is_device_map_set, args, kwargs),
-    )
+    arguments = (self.module_rref, self.device, self.is_device_map_set, args, kwargs)
+    return api._call_owner(self.module_rref, _remote_forward, arguments)
 
 
 def forward(self: CallTarget, *args: Any, **kwargs: Any) -> Any:
