@@ -2,69 +2,84 @@
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from tensorplay.distributed import rpc
 from tensorplay.errors import BrokerError, ConfigError, WorkerLostError
+from tensorplay.worker.launcher import END_SECONDS, ForkServerClient, end_with_input, spawn
 from tensorplay.worker.serve import WorkerConfig
 
-#: Seconds that a child has to end before it is killed.
-_END_SECONDS = 10.0
+__all__ = ["ForkServerClient", "LocalCluster", "local_cluster"]
 
 
-@dataclass
 class LocalCluster:
     """A running cluster, as ``local_cluster`` gives it.
 
     Attributes:
         address: The broker's address; other processes may join there.
-        pids: Process ids of the workers, by name.
-        exit_codes: Exit codes of the workers that have ended, by name.
+        broker_pid: Process id of the broker.
+        pids: Process ids of the workers, by name, also of those that have ended.
+        exit_codes: Exit codes of the workers that have ended, by name; a negative one is the
+            signal that ended it.
     """
 
-    address: str
-    pids: dict[str, int] = field(default_factory=dict)
-    exit_codes: dict[str, int] = field(default_factory=dict)
-    broker_pid: int = 0
-    _server: ForkServerClient | None = None
-    _defaults: dict[str, Any] = field(default_factory=dict)
-    _timeout: float = 60.0
+    def __init__(
+        self,
+        address: str,
+        broker_pid: int,
+        fork_server: ForkServerClient,
+        template: WorkerConfig,
+        timeout: float,
+    ) -> None:
+        self.address = address
+        self.broker_pid = broker_pid
+        self.pids: dict[str, int] = {}
+        self.exit_codes: dict[str, int] = {}
+        self._fork_server = fork_server
+        self._template = template
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._on_change: Callable[[], None] = lambda: None
 
     @property
     def workers(self) -> list[str]:
         """Names of the workers that run."""
         return [name for name in self.pids if name not in self.exit_codes]
 
-    def start_worker(self, name: str, *, wait: bool = True, **config: Any) -> None:
+    def start_worker(self, name: str, *, wait: bool = True, **options: Any) -> None:
         """Starts a worker.
 
         Args:
-            name: Its name; one that has ended may be used again.
+            name: Its name; that of one that has ended may be used again.
             wait: Whether to wait until it is registered.
-            **config: Further fields of ``WorkerConfig``.
+            **options: Further fields of ``WorkerConfig``, such as ``rank`` and ``device``.
 
         Raises:
             ConfigError: If a worker of that name runs.
+            WorkerLostError: If it ends before it is registered.
             BrokerError: If it does not come up in time.
         """
         if name in self.workers:
             raise ConfigError(f"a worker named {name!r} is running; kill it first")
-        assert self._server is not None
-        fields = asdict(WorkerConfig(name=name, broker=self.address, **self._defaults | config))
+        config = replace(self._template, name=name, **options)
+
+        def ended(code: int) -> None:
+            with self._changed:
+                self.exit_codes[name] = code
+                self._changed.notify_all()
+            self._on_change()
+
         self.exit_codes.pop(name, None)
-        self.pids[name] = self._server.start(fields, self._timeout)
+        self.pids[name] = self._fork_server.start(config, ended, self._timeout)
         if wait:
-            self._wait_for(name)
+            self._wait_registered(name)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Sends a worker a signal, by default one that it cannot answer.
@@ -74,7 +89,9 @@ class LocalCluster:
         """
         if name not in self.workers:
             raise ConfigError(f"no worker named {name!r} runs; running are {self.workers}")
-        os.kill(self.pids[name], number)
+        # It may have ended without our having heard of it yet.
+        with suppress(ProcessLookupError):
+            os.kill(self.pids[name], number)
 
     def wait_ended(self, name: str, timeout: float = 30.0) -> int:
         """Waits until a worker has ended and returns its exit code.
@@ -82,21 +99,21 @@ class LocalCluster:
         Raises:
             BrokerError: If it has not within ``timeout`` seconds.
         """
-        assert self._server is not None
-        self._server.wait_until(lambda: name in self.exit_codes, timeout, f"the end of {name}")
+        with self._changed:
+            if not self._changed.wait_for(lambda: name in self.exit_codes, timeout):
+                raise BrokerError(f"worker {name!r} still runs after {timeout} s")
         return self.exit_codes[name]
 
     def _end_workers(self) -> None:
         """Ends the workers that still run: told to at first, then killed."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for name in self.workers:
-                with suppress(ProcessLookupError):
-                    os.kill(self.pids[name], number)
-            with suppress(BrokerError):
-                assert self._server is not None
-                self._server.wait_until(lambda: not self.workers, _END_SECONDS, "the workers")
+                self.kill(name, number)
+            with self._changed:
+                if self._changed.wait_for(lambda: not self.workers, END_SECONDS):
+                    return
 
-    def _wait_for(self, name: str) -> None:
+    def _wait_registered(self, name: str) -> None:
         pid = self.pids[name]
 
         def registered() -> bool:
@@ -107,10 +124,9 @@ class LocalCluster:
                 )
             return any(peer.name == name and peer.pid == pid for peer in rpc.list_workers())
 
-        agent = rpc._get_current_rpc_agent()
-        assert self._server is not None
-        self._server.on_event = agent.roster.notify
-        if not agent.roster.wait_for(registered, self._timeout):
+        roster = rpc._get_current_rpc_agent().roster
+        self._on_change = roster.notify
+        if not roster.wait_for(registered, self._timeout):
             raise BrokerError(f"worker {name!r} did not register within {self._timeout} s")
 
 
@@ -140,7 +156,8 @@ def local_cluster(
         imports: Modules that each worker imports.
         start_timeout: Seconds that the start may take.
         broker_options: Further command-line options of the broker.
-        fork_server: Forks the workers, if one runs already; it goes on afterwards.
+        fork_server: Forks the workers, if one runs already; it goes on afterwards. Several
+            clusters one after the other start faster with one.
 
     Yields:
         The cluster, whose workers can be killed and started.
@@ -151,23 +168,20 @@ def local_cluster(
     """
     names = [f"worker{rank}" for rank in range(workers)] if isinstance(workers, int) else workers
     with ExitStack() as stack:
+        # The fork server comes first: it imports torch while the broker starts.
         server = fork_server or stack.enter_context(ForkServerClient())
         broker, address = stack.enter_context(_broker(broker_options))
-        cluster = LocalCluster(
-            address,
-            broker_pid=broker.pid,
-            _server=server,
-            _defaults={"threads": threads, "imports": tuple(imports)},
-            _timeout=start_timeout,
+        template = WorkerConfig(
+            name="template", broker=address, threads=threads, imports=tuple(imports)
         )
-        server.cluster = cluster
+        cluster = LocalCluster(address, broker.pid, server, template, start_timeout)
         stack.callback(cluster._end_workers)
         rpc.init_rpc(name, rpc_backend_options=options, broker=address)
         stack.callback(_leave)
         for rank, worker in enumerate(names):
             cluster.start_worker(worker, wait=False, rank=rank)
         for worker in names:
-            cluster._wait_for(worker)
+            cluster._wait_registered(worker)
         yield cluster
 
 
@@ -178,96 +192,19 @@ def _leave() -> None:
 
 @contextmanager
 def _broker(options: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "tensorplay.broker", "--bind", "tcp://127.0.0.1:0"]
-    command += ["--log-level", "warning", "--exit-with-parent", *options]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
+    process = spawn(
+        "tensorplay.broker",
+        *("--bind", "tcp://127.0.0.1:0", "--log-level", "warning", "--exit-with-parent"),
+        *options,
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise BrokerError(f"the broker ended with exit code {process.wait()}; see its log")
+            raise BrokerError(
+                f"the broker ended with exit code {process.wait()}; standard error says why"
+            )
         yield process, line.split()[-1]
     finally:
-        _end(process)
-
-
-class ForkServerClient:
-    """Runs ``tensorplay.worker.forkserver``; one cluster at a time may use it."""
-
-    def __init__(self) -> None:
-        self.cluster: LocalCluster | None = None
-        self.on_event: Any = None
-        self._started: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tensorplay.worker.forkserver"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=_environment(),
-        )
-        self._reader = threading.Thread(
-            target=self._read, name="tensorplay-forkserver", daemon=True
-        )
-        self._reader.start()
-
-    def __enter__(self) -> ForkServerClient:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        _end(self._process)
-        self._reader.join()
-
-    def start(self, fields: dict[str, Any], timeout: float) -> int:
-        """Starts a worker and returns its process id."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(fields) + "\n")
-        self._process.stdin.flush()
-        try:
-            return int(self._started.get(timeout=timeout)["pid"])
-        except queue.Empty:
-            raise BrokerError(f"no worker was started within {timeout} s; see the log") from None
-
-    def wait_until(self, condition: Any, timeout: float, what: str) -> None:
-        """Waits until a condition on the cluster holds."""
-        with self._changed:
-            if not self._changed.wait_for(condition, timeout):
-                raise BrokerError(f"waited {timeout} s for {what} in vain")
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            event = json.loads(line)
-            if event["event"] == "started":
-                self._started.put(event)
-                continue
-            with self._changed:
-                if self.cluster is not None and self.cluster.pids.get(event["name"]) == event["pid"]:
-                    self.cluster.exit_codes[event["name"]] = event["code"]
-                self._changed.notify_all()
-            if self.on_event is not None:
-                self.on_event()
-
-
-def _environment() -> dict[str, str]:
-    """Returns the environment in which a child finds the modules that this process finds."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a child that ends with its standard input."""
-    if process.stdin is not None:
-        with suppress(OSError):
-            process.stdin.close()
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    finally:
-        if process.stdout is not None and process.poll() is not None:
-            with suppress(ValueError, OSError):
-                process.stdout.close()
+        end_with_input(process)
+        process.stdout.close()

@@ -5,10 +5,12 @@
 ``own_cluster`` a function that starts a cluster of a test's own, to kill workers in; not in a
                 module that uses ``cluster``, as a process is one peer at a time.
 ``broker``      a broker in a thread of this process, on a free port.
+``free_port``   a port at which nothing listens.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -57,6 +59,14 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
+@pytest.fixture
+def free_port() -> int:
+    """A port of the loopback interface at which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     """Fails the session if threads, processes or shared memory of the library are left."""
@@ -70,7 +80,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
     children = [
         " ".join(child.cmdline())
         for child in psutil.Process().children(recursive=True)
-        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        if child.is_running()
+        and child.status() != psutil.STATUS_ZOMBIE
         and "tensorplay" in " ".join(child.cmdline())
     ]
     assert not threads, f"threads are left: {threads}"

@@ -6,7 +6,9 @@ fields of ``WorkerConfig``, and prints one for each event on standard output::
     {"event": "started", "name": "worker0", "pid": 123}
     {"event": "ended", "name": "worker0", "pid": 123, "code": 0}
 
-It ends with its input: its workers are told to end, and killed if they do not.
+Answers come in the order of the questions. The server ends with its input or with the process
+that started it: its workers are told to end, and killed if they do not. If it dies itself, the
+kernel kills its workers (on Linux).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import selectors
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from tensorplay import logs
@@ -38,22 +41,24 @@ class ForkServer:
         self._partial = b""
 
     def loop(self) -> None:
-        """Serves until standard input ends."""
+        """Serves until standard input ends, or the process that started this one."""
         wake_out, wake_in = os.pipe()
         for end in (wake_out, wake_in):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake_in)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
         with selectors.DefaultSelector() as selector:
             selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
             selector.register(wake_out, selectors.EVENT_READ)
+            parent = _descriptor_of_parent()
+            if parent is not None:
+                selector.register(parent, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
                     if key.fd == wake_out:
                         os.read(wake_out, 4096)
                         self.reap()
-                    elif not self._read():
+                    elif key.fd == parent or not self._read():
                         return
 
     def _read(self) -> bool:
@@ -67,9 +72,10 @@ class ForkServer:
         """Forks a worker."""
         fields["imports"] = tuple(fields.get("imports", ()))
         config = WorkerConfig(**fields)
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become(config)
+            _become(config, server)
         self._workers[pid] = config.name
         _tell(event="started", name=config.name, pid=pid)
 
@@ -86,10 +92,11 @@ class ForkServer:
         deadline = time.monotonic() + GRACE_SECONDS
         self._signal(signal.SIGTERM)
         while self._workers and time.monotonic() < deadline:
-            signal.sigtimedwait([signal.SIGCHLD], 0.05)
+            time.sleep(0.02)
             self.reap()
         self._signal(signal.SIGKILL)
         while self._workers:
+            time.sleep(0.02)
             self.reap()
 
     def _signal(self, number: int) -> None:
@@ -97,13 +104,13 @@ class ForkServer:
             os.kill(pid, number)
 
 
-def _become(config: WorkerConfig) -> NoReturn:
+def _become(config: WorkerConfig, server: int) -> NoReturn:
     """Makes the forked process a worker; never returns."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _die_with_parent()
+        _die_with(server)
         # The lines of the server's standard input are not the worker's.
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -119,14 +126,32 @@ def _become(config: WorkerConfig) -> NoReturn:
         os._exit(code)
 
 
-def _die_with_parent() -> None:
+def _die_with(server: int) -> None:
     """Has the kernel kill this process when the server dies, however it does (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:  # it died before the kernel was told
+        os._exit(1)
+
+
+def _descriptor_of_parent() -> int | None:
+    """Returns what becomes readable when the parent dies, where there is such a thing.
+
+    The end of standard input tells it as a rule, but not while another child of the parent,
+    forked without an exec, holds the other end of the pipe. (A death signal, as the workers
+    have, would come as soon as the parent's *thread* ends that started this process.)
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(os.getppid())
+    except OSError:  # an old kernel, or the parent is gone and standard input has ended
+        return None
 
 
 def _tell(**event: Any) -> None:
-    print(json.dumps(event), flush=True)
+    with suppress(BrokenPipeError):  # nobody listens any more: standard input ends, too
+        os.write(1, json.dumps(event).encode() + b"\n")
 
 
 def main() -> None:
@@ -135,7 +160,6 @@ def main() -> None:
     import tensorplay.distributed  # noqa: F401  (what the workers need is imported once)
 
     gc.freeze()  # what is imported stays shared between the workers
-    _die_with_parent()
     server = ForkServer()
     try:
         server.loop()

@@ -10,13 +10,19 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from types import FrameType
+
+import click
 
 from tensorplay.distributed import rpc
 from tensorplay.errors import ConfigError, TensorPlayError
 from tensorplay.protocol.messages import Role
 
 _log = logging.getLogger("tensorplay.worker")
+
+_JOINED = object()
+_END = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,43 +71,46 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
         TensorPlayError: If it cannot register, or loses its registration for good.
         ImportError: If a module that it was told to import cannot be.
     """
-    stop = threading.Event()
+    # What happens comes through a queue: unlike an Event, it may be filled by a signal handler
+    # that interrupts the thread which reads it.
+    news: SimpleQueue[object] = SimpleQueue()
+    told: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        if told:
             os._exit(128 + number)
-        stop.set()
+        told.append(number)
+        news.put(_END)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     # Modules next to where the worker was started can be imported, as in a script.
     if "" not in sys.path:
         sys.path.insert(0, "")
-    registered = threading.Event()
-    failure: list[BaseException] = []
 
     def join() -> None:
-        # In a thread of its own, so that a signal ends the wait for a broker.
         try:
             _register(config)
         except BaseException as error:
-            failure.append(error)
-            stop.set()
-        registered.set()
+            news.put(error)
+        else:
+            news.put(_JOINED)
 
-    thread = threading.Thread(target=join, name="tensorplay-join", daemon=True)
-    thread.start()
-    _wait(registered, stop)
-    if not registered.is_set():
+    # In a thread of its own, so that a signal ends the wait for a broker.
+    threading.Thread(target=join, name="tensorplay-join", daemon=True).start()
+    outcome = news.get()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    if outcome is _END:
         return
-    if failure:
-        raise failure[0]
     agent = rpc._get_current_rpc_agent()
-    agent.on_end(stop.set)
+    agent.on_end(lambda: news.put(_END))
+    if agent.failure is not None:  # it was lost before it could be told
+        raise agent.failure
     ready(rpc.get_worker_info())
     for module in config.imports:  # after the registration: loading may take long
         importlib.import_module(module)
-    stop.wait()
+    news.get()
     if agent.failure is not None:
         raise agent.failure
     if not agent.drain(config.drain_timeout):
@@ -122,11 +131,6 @@ def _register(config: WorkerConfig) -> None:
     )
 
 
-def _wait(registered: threading.Event, stop: threading.Event) -> None:
-    while not registered.wait(0.1) and not stop.is_set():
-        pass
-
-
 def run(config: WorkerConfig, *, announce: bool = True) -> int:
     """Runs a worker and returns the exit code of its process.
 
@@ -139,13 +143,13 @@ def run(config: WorkerConfig, *, announce: bool = True) -> int:
         address = rpc._get_current_rpc_agent().address
         line = f"tensorplay worker {info.name} ready (rank {info.id}) at {address}"
         if announce:
-            print(line, flush=True)
+            click.echo(line)
         else:
             _log.info("%s", line)
 
     try:
         serve(config, ready)
     except (TensorPlayError, ImportError) as error:
-        print(f"Error: {error}", file=sys.stderr)
+        click.echo(f"Error: {error}", err=True)
         return 1
     return 0
