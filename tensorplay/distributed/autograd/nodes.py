@@ -50,7 +50,10 @@ class StandIn(Function):
         ctx.set_materialize_grads(False)
         if tensor.layout is torch.sparse_coo:
             return torch.sparse_coo_tensor(
-                size=tensor.shape, dtype=tensor.dtype, device=tensor.device
+                size=tensor.shape,
+                dtype=tensor.dtype,
+                device=tensor.device,
+                check_invariants=False,
             )
         single = torch.empty((), dtype=tensor.dtype, device=tensor.device)
         return single.expand(tensor.shape)
