@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from tensorplay.distributed.autograd import passes
 from tensorplay.distributed.autograd.context import DistAutogradContext, named_errors
 from tensorplay.distributed.autograd.engine import engine
+from tensorplay.distributed.autograd.nodes import edge_of
 from tensorplay.distributed.autograd.passes import Gradients, Key
 from tensorplay.distributed.autograd.threads import thread
 from tensorplay.errors import GraphLostError, NotInitializedError
@@ -70,16 +70,17 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
     here = engine()
     found = here.contexts.get(context_id)
     _check(roots)
-    edges = [get_gradient_edge(root) for root in roots]
+    edges = [edge_of(root) for root in roots]
     found.use(edges, retain_graph)
-    run = found.run(edges, [torch.ones_like(root) for root in roots])
-    # Gradients are linear: what has come for tensors that some process sent goes on from there
-    # in a pass of its own, until nothing more has come.
-    pending: dict[Key, list[torch.Tensor | None]] = run.gradients
-    while pending:
-        key = next(iter(pending))
-        for reached, gradients in _take_from(found, key, pending.pop(key)):
-            pending[reached] = passes.add(pending.get(reached), gradients)
+    with named_errors(here.agent.info.id):
+        run = found.run(edges, [torch.ones_like(root) for root in roots])
+        # Gradients are linear: what has come for tensors that some process sent goes on from
+        # there in a pass of its own, until nothing more has come.
+        pending: dict[Key, list[torch.Tensor | None]] = run.gradients
+        while pending:
+            key = next(iter(pending))
+            for reached, gradients in _take_from(found, key, pending.pop(key)):
+                pending[reached] = passes.add(pending.get(reached), gradients)
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
@@ -140,11 +141,11 @@ def _take(
             f"distributed autograd context {found.id}: make that call inside"
         )
     pairs = [
-        (get_gradient_edge(stand_in), gradient)
+        (edge_of(stand_in), gradient)
         for stand_in, gradient in zip(sent.stand_ins, gradients, strict=True)
         if gradient is not None
     ]
-    run = found.run([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
+    run = found.run([start for start, _ in pairs], [gradient for _, gradient in pairs])
     return list(run.gradients.items())
 
 

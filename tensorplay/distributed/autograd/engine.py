@@ -28,7 +28,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
 from tensorplay.distributed.autograd import passes, wire
 from tensorplay.distributed.autograd.calls import Execution, Graph, Received, Sent
@@ -40,6 +40,7 @@ from tensorplay.distributed.autograd.nodes import (
     ReceivedTensors,
     RemoteCall,
     StandIn,
+    edge_of,
     wants_parameters,
 )
 from tensorplay.distributed.autograd.passes import Gradients, Key, Pass
@@ -301,7 +302,7 @@ class Engine:
         if not tracked:
             return b"", 0
         number = next(self._graph_numbers)
-        outputs = [get_gradient_edge(tensors[i]) for i in tracked]
+        outputs = [edge_of(tensors[i]) for i in tracked]
         self._graphs[number] = Graph(src.incarnation, outputs, received)
         if self.agent.peer_by_incarnation(src.incarnation) is None:  # left meanwhile
             self.drop([number])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Function
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tensorplay.distributed.autograd import passes
 from tensorplay.distributed.autograd.leases import Lease
@@ -18,7 +19,7 @@ from tensorplay.distributed.autograd.leases import Lease
 if TYPE_CHECKING:
     from tensorplay.distributed.autograd.calls import Received, Sent
 
-__all__ = ["PARAMETERS", "ReceivedTensors", "RemoteCall", "StandIn", "wants_parameters"]
+__all__ = ["PARAMETERS", "ReceivedTensors", "RemoteCall", "StandIn", "edge_of", "wants_parameters"]
 
 #: Stands for the parameters of all remote modules: a leaf, so that a call is trained even if
 #: none of its inputs needs a gradient. It never gets one itself.
@@ -108,6 +109,21 @@ class ReceivedTensors(Function):
             else:  # a backward that this process began by itself
                 received.engine.deliver(received.key, caught)
         return None, None, None
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Returns where a tensor's gradient goes, as it is now: later writes do not matter.
+
+    ``torch.autograd.graph.get_gradient_edge``, for tensors of any layout.
+    """
+    if tensor.layout is torch.strided:
+        return get_gradient_edge(tensor)
+    with torch.enable_grad():  # such tensors have no views
+        after = tensor.clone().grad_fn
+    assert after is not None
+    node, output = after.next_functions[0]
+    assert node is not None
+    return GradientEdge(node, output, after)  # which keeps the graph alive
 
 
 def _fresh(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
