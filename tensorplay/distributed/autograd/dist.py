@@ -13,7 +13,7 @@ from tensorplay.distributed.autograd.engine import engine
 from tensorplay.distributed.autograd.nodes import edge_of
 from tensorplay.distributed.autograd.passes import Gradients, Key
 from tensorplay.distributed.autograd.threads import thread
-from tensorplay.errors import GraphLostError, NotInitializedError
+from tensorplay.errors import NotInitializedError
 
 __all__ = ["backward", "context", "get_gradients"]
 
@@ -135,11 +135,8 @@ def _take(
     found: DistAutogradContext, number: int, gradients: Gradients
 ) -> list[tuple[Key, Gradients]]:
     sent = found.sent.get(number)
-    if sent is None:
-        raise GraphLostError(
-            f"the backward reached tensors that were sent with a call outside of the "
-            f"distributed autograd context {found.id}: make that call inside"
-        )
+    if sent is None:  # sent by a call outside of the context: no part of it, as in torch
+        return []
     pairs = [
         (edge_of(stand_in), gradient)
         for stand_in, gradient in zip(sent.stand_ins, gradients, strict=True)
