@@ -134,19 +134,15 @@ def raise_failed(calls: Sequence[Call], results: list[Any]) -> None:
     The results are cleared then: the exception's traceback leads to the frames that hold
     them, so they would keep each other, and what else is in them, alive.
     """
-    failed = [
-        (call, result)
-        for call, result in zip(calls, results, strict=True)
-        if isinstance(result, Exception)
-    ]
+    failed = [index for index, result in enumerate(results) if isinstance(result, Exception)]
     if not failed:
         return
-    for call, error in failed[1:]:
-        where = "this process" if call.peer is None else call.peer.name
-        _log.error("a call failed on %s, too: %s: %s", where, type(error).__name__, error)
-    first = failed[0][1]
-    error = None
-    failed.clear()
+    for index in failed[1:]:
+        peer = calls[index].peer
+        where = "this process" if peer is None else peer.name
+        text = f"{type(results[index]).__name__}: {results[index]}"
+        _log.error("a call failed on %s, too: %s", where, text)
+    first = results[failed[0]]
     results.clear()
     try:
         raise first

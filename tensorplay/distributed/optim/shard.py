@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tensorplay.distributed import autograd
+from tensorplay.distributed.autograd import dist
 from tensorplay.distributed.optim.options import Options, detached, options, replaced, update
 from tensorplay.distributed.optim.owners import value
 from tensorplay.distributed.rpc import RRef
@@ -266,6 +266,6 @@ def _lock_of(param: torch.Tensor) -> Any:
 
 def _context_gradients(context_id: int) -> Mapping[torch.Tensor, torch.Tensor]:
     """Returns the gradients that a context has in this process."""
-    if not autograd._is_valid_context(context_id):
+    if not dist._is_valid_context(context_id):
         return {}
-    return autograd.get_gradients(context_id)
+    return dist.get_gradients(context_id)
