@@ -208,7 +208,10 @@ class PeerSession:
         return self._say_hello(now)
 
     def _welcomed(self, welcome: Welcome, now: float) -> list[Command]:
-        if self.state is not State.REGISTERING or welcome.peer.incarnation != self.hello.incarnation:
+        if (
+            self.state is not State.REGISTERING
+            or welcome.peer.incarnation != self.hello.incarnation
+        ):
             return []
         again = self.me is not None
         self._hello_interval = HELLO_INTERVAL
@@ -227,7 +230,7 @@ class PeerSession:
         left: tuple[Departure, ...] = ()
         if restarted:
             grace = now + 2 * welcome.heartbeat_timeout
-            self._missing_until.update({key: grace for key in missing})
+            self._missing_until.update(dict.fromkeys(missing, grace))
         else:
             left = tuple(
                 Departure(self.peers.pop(key), clean=False, reason="gone while out of touch")
@@ -258,4 +261,3 @@ class PeerSession:
             peer = self.peers.pop(key)
             left.append(Departure(peer, clean=False, reason="not back after the broker's restart"))
         return [PeersChanged(left=tuple(left))] if left else []
-

@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
-    r"(?P<skip><!-- not run: [^>]+-->\n+)?^```(?P<language>\w+)(?: (?P<file>[\w.]+))?\n(?P<text>.*?)^```$",
+    r"(?P<skip><!-- not run: [^>]+-->\n+)?"
+    r"^```(?P<language>\w+)(?: (?P<file>[\w.]+))?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

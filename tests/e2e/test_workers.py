@@ -119,7 +119,7 @@ def test_forty_workers_at_once(own_cluster: Start) -> None:
 def test_a_client_works_with_those_who_are_there(own_cluster: Start) -> None:
     cluster = own_cluster(workers=1)
     assert rpc.rpc_sync("worker0", helpers.who) == "worker0"
-    with pytest.raises(WorkerNotFoundError, match="'worker1' did not come|did not come"):
+    with pytest.raises(WorkerNotFoundError, match="did not come"):
         rpc.wait_for_workers(["worker0", "worker1"], timeout=0.1)
     cluster.start_worker("worker1", wait=False)
     assert rpc.wait_for_workers(["worker1"], timeout=60)[0].id == 1

@@ -142,7 +142,6 @@ def test_peers_that_do_not_come_back_after_a_restart_are_lost(session: PeerSessi
 
 def test_leaving_waits_for_the_farewell(session: PeerSession) -> None:
     assert session.leave() == [Send(Goodbye("left"))]
-    assert session.state is State.LEAVING
     assert session.receive(Farewell(), 1.0) == [Closed()]
     assert session.state is State.CLOSED
 

@@ -35,7 +35,8 @@ def test_no_more_tasks_run_at_a_time_than_asked_for(pool: Executor) -> None:
 
     for _ in range(3):
         pool.submit(task)
-    assert started.acquire(timeout=10) and started.acquire(timeout=10)
+    assert started.acquire(timeout=10)
+    assert started.acquire(timeout=10)
     assert pool.size == 2
     assert pool.backlog == 1
     go.set()

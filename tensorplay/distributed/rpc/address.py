@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from tensorplay.errors import ConfigError
@@ -63,7 +65,7 @@ class BrokerAddress:
             found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
         except OSError as error:
             return [f"{parts.hostname}: {error}"]
-        return list(dict.fromkeys(f"{entry[4][0]}:{entry[4][1]}" for entry in found))
+        return list(dict.fromkeys(f"{entry[4][0]!s}:{entry[4][1]!s}" for entry in found))
 
     def needs_ipv6(self) -> bool:
         """Returns whether the host is reached by IPv6 alone.
@@ -86,12 +88,12 @@ class BrokerAddress:
         return _answers(found, socket.AF_INET6) and not _answers(found, socket.AF_INET)
 
 
-def _answers(found: list[tuple[object, ...]], family: socket.AddressFamily) -> bool:
+def _answers(found: Sequence[tuple[Any, ...]], family: socket.AddressFamily) -> bool:
     for entry in found:
         if entry[0] != family:
             continue
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
-            if probe.connect_ex(entry[4]) == 0:  # type: ignore[arg-type]
+            if probe.connect_ex(entry[4]) == 0:
                 return True
     return False

@@ -29,8 +29,8 @@ import torch
 from tensorplay.distributed.rpc import hooks, payload, remote_exception
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
-from tensorplay.distributed.rpc.collective import Collectives
 from tensorplay.distributed.rpc.calls import CallTable, Failed, PendingCall
+from tensorplay.distributed.rpc.collective import Collectives
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.future import Future
@@ -358,9 +358,7 @@ class Agent:
         """Has the reference counts sent soon; never blocks."""
         self._link.wake()
 
-    def _dispatch(
-        self, route: Route, header: Request | Reply, frames: Sequence[Frame]
-    ) -> None:
+    def _dispatch(self, route: Route, header: Request | Reply, frames: Sequence[Frame]) -> None:
         """Sends a request or reply, or hands it to this process itself."""
         size = sum(len(frame) for frame in frames)
         route = Route(route.kind, route.dst, route.src, route.id, size)
@@ -374,9 +372,7 @@ class Agent:
                 route, wire.encode(header), [memoryview(frame) for frame in frames]
             )
 
-    def _reply(
-        self, peer: PeerInfo, route: Route, header: Reply, frames: Sequence[Frame]
-    ) -> None:
+    def _reply(self, peer: PeerInfo, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
         self.flush_refs()
         self._dispatch(route, header, frames)
 
@@ -454,9 +450,7 @@ class Agent:
 
     def on_peers(self, changed: PeersChanged) -> None:
         """Peers have come, gone, or been refused."""
-        self.roster.change(
-            changed.joined, changed.left, changed.refused
-        )
+        self.roster.change(changed.joined, changed.left, changed.refused)
         for gone in changed.left:
             self._lose(gone.peer, gone.reason)
             for callback in self._departure_callbacks:

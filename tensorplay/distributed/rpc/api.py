@@ -100,7 +100,8 @@ def rpc_sync(
         Exception: Whatever the function raised, as its own type where that can be rebuilt,
             else ``RemoteError``.
     """
-    return _invoke(to, func, args, kwargs, timeout).wait()
+    result: T = _invoke(to, func, args, kwargs, timeout).wait()
+    return result
 
 
 def rpc_async(
@@ -192,8 +193,7 @@ def wait_for_workers(names: Iterable[Target], timeout: float | None = None) -> l
 
     if not agent.roster.wait_for(lambda: not missing(), timeout):
         raise WorkerNotFoundError(
-            f"{missing()} did not come within {timeout} s; registered are "
-            f"{agent.roster.describe()}"
+            f"{missing()} did not come within {timeout} s; registered are {agent.roster.describe()}"
         )
     return [agent.get_worker_info(name) for name in wanted]
 
@@ -322,10 +322,14 @@ def _invoke(
 ) -> Future[Any]:
     agent = current.agent()
     _check_callable(func, args, kwargs)
-    return agent.call(agent.callee(to), func, tuple(args or ()), dict(kwargs or {}), timeout=timeout)
+    return agent.call(
+        agent.callee(to), func, tuple(args or ()), dict(kwargs or {}), timeout=timeout
+    )
 
 
-def _check_callable(func: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> None:
+def _check_callable(
+    func: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> None:
     if not callable(func):
         raise TypeError(f"function should be callable, got {type(func).__name__}: {func!r}")
     if isinstance(func, torch.jit.ScriptFunction):

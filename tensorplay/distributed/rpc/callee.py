@@ -228,9 +228,7 @@ class Callee:
         self._done(job)
 
     def _answer(self, job: Job, reply: Reply, frames: Sequence[Frame]) -> None:
-        route = Route(
-            Kind.REPLY, job.src.incarnation, self._me.incarnation, job.message.route.id
-        )
+        route = Route(Kind.REPLY, job.src.incarnation, self._me.incarnation, job.message.route.id)
         job.execution = None
         self._send_reply(job.src, route, reply, frames)
         self._done(job)

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,10 +119,8 @@ class PendingCall:
 
 
 def _complete(setter: Callable[[Any], None], value: Any) -> None:
-    try:
+    with suppress(RuntimeError):  # cancelled at the same moment
         setter(value)
-    except RuntimeError:  # cancelled at the same moment
-        pass
 
 
 @dataclass

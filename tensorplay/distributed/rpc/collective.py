@@ -111,9 +111,7 @@ def all_gather(
             ).wait()
         if not round_.complete.wait(patience):
             missing = sorted(set(members) - set(round_.objects) - {name})
-            raise RpcTimeoutError(
-                f"{missing} timed out in _all_gather after {timeout:.2f} seconds"
-            )
+            raise RpcTimeoutError(f"{missing} timed out in _all_gather after {timeout:.2f} seconds")
         if round_.lost:
             if name == leader:
                 _abort(agent, key, round_, seconds)

@@ -7,7 +7,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -49,7 +49,7 @@ class Future(torch.futures.Future[T], Generic[T]):
         if not self.done():
             with blocked():
                 self._wait_until_done(timeout)
-        return cast(T, super().wait())  # another thread may still be decoding the result
+        return super().wait()  # another thread may still be decoding the result
 
     def value(self) -> T:
         """Returns the result of a completed future.
@@ -58,9 +58,9 @@ class Future(torch.futures.Future[T], Generic[T]):
             RuntimeError: If it is not completed. Whatever the call raised otherwise.
         """
         self._retrieved = True
-        return cast(T, super().value())
+        return super().value()
 
-    def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:  # type: ignore[override]
+    def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         """Returns a future of ``callback(self)``, which runs when this one is done.
 
         Args:
@@ -97,7 +97,9 @@ class Future(torch.futures.Future[T], Generic[T]):
             try:
                 result = callback(self)
             except BaseException as error:
-                following.set_exception(wrap(error))
+                # Without this frame, which holds ``following``; see ``_raise``.
+                trace = error.__traceback__
+                following.set_exception(wrap(error.with_traceback(trace and trace.tb_next)))
             else:
                 following.set_result(result)
 
@@ -169,7 +171,10 @@ class Future(torch.futures.Future[T], Generic[T]):
             if not waiter.done():
                 waiter.set_result(None)
 
-        self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+        def done(future: torch.futures.Future[T]) -> None:
+            loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(done)
         try:
             yield from waiter.__await__()
         except asyncio.CancelledError:

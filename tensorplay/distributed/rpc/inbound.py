@@ -62,7 +62,9 @@ class Inbound:
         if route.kind == Kind.CHUNK:
             return self._chunk(route, frames)
         header: Request | Reply
-        header = decode_request(frames[0]) if route.kind == Kind.REQUEST else decode_reply(frames[0])
+        header = (
+            decode_request(frames[0]) if route.kind == Kind.REQUEST else decode_reply(frames[0])
+        )
         message = Message(route, header, frames[1:], route.size)
         if not header.sizes:
             return message

@@ -77,12 +77,14 @@ def init_rpc(
         options=options,
         device=device,
     )
+    # Before it starts: others may call as soon as they see it.
+    current.set_agent(agent)
     try:
         agent.start()
         if world_size is not None:
             _wait_for_world(agent, world_size, options.world_timeout)
-        current.set_agent(agent)
     except BaseException:
+        current.set_agent(None)
         agent.close(timeout=1.0, reason="did not join")
         rendezvous.stop_embedded_broker()
         raise

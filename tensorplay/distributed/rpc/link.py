@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import zmq
@@ -144,10 +145,8 @@ class Link:
         """Makes the thread look at its duties; never blocks."""
         if not self._signalled:
             self._signalled = True
-            try:
+            with suppress(OSError):  # full, which wakes as well, or closed
                 os.write(self._wake_in, b"\0")
-            except OSError:  # full, which wakes as well, or closed
-                pass
 
     def close(self, timeout: float, reason: str = "left") -> None:
         """Sends what is waiting, says goodbye and ends the thread.
@@ -222,7 +221,7 @@ class Link:
         assert self._socket is not None
         poller.register(self._socket, flags)
         poller.register(self._wake_out, zmq.POLLIN)
-        ready = dict(poller.poll(min(seconds, 60.0) * 1000 + 0.5))
+        ready = dict(poller.poll(int(min(seconds, 60.0) * 1000 + 0.9)))
         if self._wake_out in ready:
             os.read(self._wake_out, 4096)
         # Cleared before the posted actions are run: what comes later wakes again.
@@ -331,7 +330,7 @@ class Link:
     def _leave(self, now: float) -> float:
         """Leaves once everything is sent or the time is up; returns when to look again."""
         if self._session.state is State.REGISTERED:
-            if self._stuck is None and self._outbox.empty or now >= self._leave_by:
+            if (self._stuck is None and self._outbox.empty) or now >= self._leave_by:
                 self._do(self._session.leave(self._reason))
                 self._goodbye_by = now + 1.0
         elif self._session.state is State.LEAVING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -118,8 +117,8 @@ class RpcBackendOptions:
         return self._rpc_timeout
 
     @rpc_timeout.setter
-    def rpc_timeout(self, seconds: float) -> None:
-        if isinstance(seconds, (timedelta, str, bytes)) or not hasattr(seconds, "__float__"):
+    def rpc_timeout(self, seconds: Any) -> None:
+        if not hasattr(seconds, "__float__"):
             raise TypeError(
                 "incompatible constructor arguments: rpc_timeout is a number of seconds, got "
                 f"{seconds!r}, a {type(seconds).__name__}"

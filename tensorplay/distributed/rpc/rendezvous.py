@@ -85,7 +85,7 @@ def _loopback_or(host: str) -> str:
 
 def _through_store(host: str, port: int, rank: int) -> BrokerAddress:
     """Rank 0 starts the broker on a free port and publishes it in torchrun's store."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_START_SECONDS))
     if rank == 0:
@@ -103,9 +103,7 @@ def _start_embedded(bind: str) -> BrokerAddress:
         # MASTER_ADDR names an address of this host that the other hosts are to reach.
         command.append("--insecure")
     with _lock:
-        broker = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        broker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert broker.stdout is not None
         line = broker.stdout.readline()
         if not line:
