@@ -298,7 +298,7 @@ def test_lbfgs_is_the_local_one(line_search: str | None) -> None:
     def local_closure() -> torch.Tensor:
         local.zero_grad()
         loss = torch.stack([rosenbrock(p) for p in twins.local]).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     def spread_closure() -> torch.Tensor:
@@ -311,7 +311,7 @@ def test_lbfgs_is_the_local_one(line_search: str | None) -> None:
             else:
                 own = parameter.local_value() if isinstance(parameter, RRef) else parameter
                 loss = rosenbrock(own)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 losses.append(loss.detach())
         return torch.stack(losses).sum()
 
@@ -326,5 +326,5 @@ def test_lbfgs_is_the_local_one(line_search: str | None) -> None:
 
 def remote_rosenbrock(parameter: RRef[torch.Tensor]) -> torch.Tensor:
     loss = rosenbrock(parameter.local_value())
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
