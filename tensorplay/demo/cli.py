@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from tensorplay import logs
+from tensorplay.errors import TensorPlayError
 from tensorplay.version import __version__
 
 #: The two loss curves may differ by this much.
 TOLERANCE = 1e-5
-#: What the model must recognise of the held-out digits after the default number of epochs.
+#: What the model must recognise of the held-out digits after ``EPOCHS`` or more.
 ACCURACY = 0.97
+EPOCHS = 12
+LEARNING_RATE = 2e-3
 
 
 @click.command(
@@ -23,7 +28,7 @@ ACCURACY = 0.97
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    default=12,
+    default=EPOCHS,
     envvar="TENSORPLAY_DEMO_EPOCHS",
     show_default=True,
     show_envvar=True,
@@ -38,6 +43,14 @@ ACCURACY = 0.97
     help="Where to draw the loss curves.",
 )
 @click.option(
+    "--broker",
+    metavar="ADDRESS",
+    envvar="TENSORPLAY_BROKER",
+    show_envvar=True,
+    help="Use the workers worker0 and worker1 at this broker, which are waited for, instead of "
+    "starting some on this machine.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(logs.LEVELS, case_sensitive=False),
     default="warning",
@@ -47,32 +60,39 @@ ACCURACY = 0.97
     help="Least important level that is logged, on standard error.",
 )
 @click.version_option(__version__, prog_name="tensorplay demo")
-def main(epochs: int, seed: int, picture: Path, log_level: str) -> None:
+def main(epochs: int, seed: int, picture: Path, broker: str | None, log_level: str) -> None:
     """Train a model that is spread over two workers and this process.
 
-    Starts a broker and two workers on this machine, puts the first part of a convolutional
-    network on one worker, the second on the other, and trains it on handwritten digits. Then it
-    trains the same model in this process alone and compares the losses.
+    Starts a broker and two workers on this machine, or joins those of --broker, puts the first
+    part of a convolutional network on one worker, the second on the other, and trains it on
+    handwritten digits. Then it trains the same model in this process alone and compares the
+    losses.
 
     Exit codes: 0 all is well, 1 the losses differ by more than 1e-5 (or fewer than 97 % of
     the held-out digits are recognised after 12 epochs or more), 2 wrong usage, 130 interrupted.
     """
     logs.configure(log_level)
     try:
-        passed = run(epochs, seed, picture)
-    except ImportError as error:
+        passed = run(epochs, seed, picture, broker)
+    except (ImportError, TensorPlayError) as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0 if passed else 1)
 
 
-def run(epochs: int, seed: int, picture: Path) -> bool:
-    """Runs the demo and returns whether it showed what it is to show."""
+def run(epochs: int, seed: int, picture: Path, broker: str | None = None) -> bool:
+    """Runs the demo and returns whether it showed what it is to show.
+
+    Args:
+        epochs: How often to go through the digits.
+        seed: Of everything random.
+        picture: Where to draw the loss curves.
+        broker: Where workers ``worker0`` and ``worker1`` are; None starts them here.
+    """
     import torch
     from rich.console import Console
 
-    import tensorplay
     from tensorplay.demo import data, model, report, train
     from tensorplay.distributed.optim import DistributedOptimizer
 
@@ -80,16 +100,17 @@ def run(epochs: int, seed: int, picture: Path) -> bool:
     console = Console()
     digits = data.load(seed)
     total = train.steps(digits, epochs)
-    console.print("Starting a broker and two workers ...")
-    with tensorplay.local_cluster(workers=2) as cluster:
-        spread = model.spread(seed, cluster.workers)
+    console.print(
+        f"Waiting for two workers at {broker} ..."
+        if broker
+        else "Starting a broker and two workers ..."
+    )
+    with _workers(broker) as workers:
+        spread = model.spread(seed, workers)
         console.print(spread)
-        parameters = [
-            *spread.edges.remote_parameters(),
-            *spread.shapes.remote_parameters(),
-            *spread.verdict.parameters(),
-        ]
-        optimizer = DistributedOptimizer(torch.optim.Adam, parameters, lr=2e-3)
+        optimizer = DistributedOptimizer(
+            torch.optim.Adam, model.parameters(spread), lr=LEARNING_RATE
+        )
         with report.progress(console, "two workers", total) as on_step:
             remote_losses = train.train(
                 spread, optimizer, digits, epochs=epochs, seed=seed, on_step=on_step
@@ -99,7 +120,7 @@ def run(epochs: int, seed: int, picture: Path) -> bool:
     with report.progress(console, "one process", total) as on_step:
         local_losses = train.train(
             alone,
-            torch.optim.Adam(alone.parameters(), lr=2e-3),
+            torch.optim.Adam(alone.parameters(), lr=LEARNING_RATE),
             digits,
             epochs=epochs,
             seed=seed,
@@ -110,4 +131,27 @@ def run(epochs: int, seed: int, picture: Path) -> bool:
     console.print(f"Accuracy on {len(digits.held_out_labels)} held-out digits: {recognised:.2%}")
     console.print(f"Largest difference from the losses of one process: {difference:.1e}")
     console.print(f"Loss curves: {picture}")
-    return difference <= TOLERANCE and (recognised >= ACCURACY or epochs < 12)
+    alike = difference <= TOLERANCE
+    if not alike:
+        console.print(f"Failed: the losses may differ by {TOLERANCE:.0e}", style="red")
+    learned = recognised >= ACCURACY or epochs < EPOCHS
+    if not learned:
+        console.print(f"Failed: {ACCURACY:.0%} of the digits must be recognised", style="red")
+    return alike and learned
+
+
+@contextmanager
+def _workers(broker: str | None) -> Iterator[list[str]]:
+    """Makes this process a client of two workers while it lasts, and yields their names."""
+    import tensorplay
+    from tensorplay.distributed import rpc
+
+    if broker is None:
+        with tensorplay.local_cluster(workers=2) as cluster:
+            yield cluster.workers
+        return
+    rpc.init_rpc("demo", broker=broker)
+    try:
+        yield [info.name for info in rpc.wait_for_workers(["worker0", "worker1"])]
+    finally:
+        rpc.shutdown(graceful=False)

@@ -28,7 +28,7 @@ class Digits:
     def batches(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the training part once, shuffled, in batches."""
         order = torch.randperm(len(self.labels), generator=generator)
-        for chosen in order.split(size):
+        for chosen in torch.split(order, size):
             yield self.images[chosen], self.labels[chosen]
 
 
@@ -52,5 +52,6 @@ def load(seed: int, held_out: float = 0.2) -> Digits:
     images = torch.tensor(source.images, dtype=torch.float32).div(16).unsqueeze(1)
     labels = torch.tensor(source.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    test, train = order.split([int(len(labels) * held_out), len(labels) - int(len(labels) * held_out)])
+    tests = int(len(labels) * held_out)
+    test, train = order[:tests], order[tests:]
     return Digits(images[train], labels[train], images[test], labels[test])

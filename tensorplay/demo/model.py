@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tensorplay.distributed.nn import RemoteModule
+from tensorplay.distributed.rpc import RRef
 
 
 def edges() -> nn.Module:
@@ -84,3 +85,11 @@ def spread(seed: int, workers: list[str]) -> Classifier:
         RemoteModule(f"{workers[1]}/cpu", Seeded, (shapes, seed + 1)),
         Seeded(verdict, seed + 2),
     )
+
+
+def parameters(model: Classifier) -> list[nn.Parameter | RRef[nn.Parameter]]:
+    """Returns the parameters of a model, those on workers as references."""
+    found: list[nn.Parameter | RRef[nn.Parameter]] = []
+    for part in model.children():
+        found += part.remote_parameters() if isinstance(part, RemoteModule) else part.parameters()
+    return found

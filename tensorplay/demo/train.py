@@ -50,7 +50,7 @@ def train(
         for images, labels in digits.batches(BATCH, generator):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(images), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
             on_step(losses[-1])
@@ -62,7 +62,7 @@ def accuracy(model: nn.Module, digits: Digits) -> float:
     model.eval()
     with torch.no_grad():
         found = model(digits.held_out_images).argmax(dim=1)
-    return (found == digits.held_out_labels).float().mean().item()
+    return float((found == digits.held_out_labels).float().mean())
 
 
 def steps(digits: Digits, epochs: int) -> int:
