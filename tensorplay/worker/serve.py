@@ -24,6 +24,9 @@ _log = logging.getLogger("tensorplay.worker")
 _JOINED = object()
 _END = object()
 
+#: Seconds that a worker which is told to end has to finish its registration.
+_MOMENT = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
@@ -97,22 +100,26 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
             news.put(_JOINED)
 
     # In a thread of its own, so that a signal ends the wait for a broker.
-    threading.Thread(target=join, name="tensorplay-join", daemon=True).start()
-    outcome = news.get()
-    if isinstance(outcome, BaseException):
-        raise outcome
-    if outcome is _END:
+    joining = threading.Thread(target=join, name="tensorplay-join", daemon=True)
+    joining.start()
+    first = news.get()
+    if isinstance(first, BaseException):
+        raise first
+    if first is _END:
+        joining.join(_MOMENT)  # it may just be registering; then it says goodbye
+    if not rpc._is_current_rpc_agent_set():
         return
     agent = rpc._get_current_rpc_agent()
-    agent.on_end(lambda: news.put(_END))
-    if agent.failure is not None:  # it was lost before it could be told
-        raise agent.failure
-    ready(rpc.get_worker_info())
-    for module in config.imports:  # after the registration: loading may take long
-        importlib.import_module(module)
-    news.get()
+    if first is not _END:
+        agent.on_end(lambda: news.put(_END))
+        ready(rpc.get_worker_info())
+        for module in config.imports:  # after the registration: loading may take long
+            importlib.import_module(module)
+        if agent.failure is None:  # else it failed before it could be told
+            news.get()
     if agent.failure is not None:
         raise agent.failure
+    _log.info("finishing the calls under way, then leaving")
     if not agent.drain(config.drain_timeout):
         _log.warning("left with calls under way after %s s", config.drain_timeout)
     rpc.shutdown(graceful=False)
