@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,32 @@ def test_the_broker_cannot_be_imported_a_second_time() -> None:
     )
     assert done.returncode == 1
     assert "tensorplay.broker" in done.stderr
+
+
+def test_the_wheel_holds_what_the_tree_does(tmp_path: Path) -> None:
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("broker", "tensorplay"):
+        shutil.copytree(
+            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    tree = {path.relative_to(copy) for path in (copy / "tensorplay").rglob("*.py")}
+    tree |= {Path("tensorplay") / path.relative_to(copy) for path in copy.glob("broker/*.py")}
+    assert packed == {path.as_posix() for path in tree} | {"tensorplay/py.typed"}
 
 
 def test_versions_agree() -> None:
