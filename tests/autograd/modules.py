@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tensorplay.distributed import autograd, rpc
 from tensorplay.distributed.rpc import RRef
+from tests.rpc import helpers
 
 
 def numbers(*shape: int, requires_grad: bool = False, seed: int = 1) -> Tensor:
@@ -273,3 +275,87 @@ def call_with_kept(module: RRef[nn.Module], kept: RRef[Tensor]) -> Tensor:
 
 def fetched(kept: RRef[Tensor]) -> Tensor:
     return scaled(kept.to_here())
+
+
+class Checkpointed(Net):
+    """Does not keep its activations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(super().forward, x, use_reentrant=False)
+        return checkpoint(torch.sin, y, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def call_in_checkpoint(module: Any, x: Tensor) -> Tensor:
+    return checkpoint(  # type: ignore[no-any-return]
+        lambda x: call(module, x.sin()), x, use_reentrant=False
+    )
+
+
+class Remembering(nn.Module):
+    """Has a hidden state, which leads from one call to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.outer = nn.Linear(3, 3)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x)
+        if self.hidden is not None:
+            hidden = hidden + self.outer(self.hidden)
+        self.hidden = torch.tanh(hidden)
+        return self.hidden
+
+
+def resident_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def train_here(x: Tensor) -> float:
+    """Runs a whole step of training on what was received."""
+    loss = x.square().sum()
+    loss.backward()
+    return loss.item()
+
+
+def slow(name: str, x: Tensor) -> Tensor:
+    """Waits for an event, then doubles a tensor."""
+    helpers.wait_event(name)
+    return x * 2
+
+
+kept: list[Any] = []
+
+
+def keep_a_result_of(worker: str) -> None:
+    kept.append(rpc.rpc_sync(worker, scaled, (torch.ones(3, requires_grad=True),)))
+
+
+def zero_grad(module: RRef[nn.Module]) -> None:
+    module.local_value().zero_grad()
+
+
+def is_there(value: RRef[Any]) -> bool:
+    return value.local_value() is not None
+
+
+def train_elsewhere(module: RRef[nn.Module], x: Tensor) -> None:
+    """One step of another client's."""
+    call(module, x).square().sum().backward()
+    rpc.rpc_sync(module.owner(), sgd_step, (module,))
+
+
+def with_a_failing_hook(x: Tensor) -> Tensor:
+    def fail(gradient: Tensor) -> None:
+        raise LookupError("hooked")
+
+    y = x * 2
+    y.register_hook(fail)
+    return y.exp()
+
+
+def fail_in_backward(x: Tensor) -> Tensor:
+    return Failing.apply(x)  # type: ignore[no-any-return]

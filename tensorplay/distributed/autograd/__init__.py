@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from tensorplay.distributed.autograd.context import DistAutogradContext
 from tensorplay.distributed.autograd.dist import (
-    _current_context,
-    _get_debug_info,
-    _is_valid_context,
-    _new_context,
-    _release_context,
-    _retrieve_context,
+    _current_context as _current_context,
+)
+from tensorplay.distributed.autograd.dist import (
+    _get_debug_info as _get_debug_info,
+)
+from tensorplay.distributed.autograd.dist import (
+    _is_valid_context as _is_valid_context,
+)
+from tensorplay.distributed.autograd.dist import (
+    _new_context as _new_context,
+)
+from tensorplay.distributed.autograd.dist import (
+    _release_context as _release_context,
+)
+from tensorplay.distributed.autograd.dist import (
+    _retrieve_context as _retrieve_context,
+)
+from tensorplay.distributed.autograd.dist import (
     backward,
     context,
     get_gradients,

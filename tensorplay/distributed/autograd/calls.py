@@ -26,6 +26,10 @@ __all__ = ["Execution", "Graph", "Received", "Sent"]
 SavedTensorsHooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
+#: Calls, each after a number.
+Extras = tuple[tuple[int, "Sent"], ...]
+
+
 class Sent:
     """A call that this process makes in grad mode.
 
@@ -34,9 +38,12 @@ class Sent:
         peer: The callee.
         number: Names the call if tensors may get gradients through it, else 0.
         stand_ins: Stand for the tracked tensors of the request.
-        extras: Earlier calls whose tensors may get gradients through this one.
+        extras: Earlier calls whose tensors may get gradients through this one, each with the
+            number under which the callee knows it.
         gate: Ties the call to the request that this process executed when it made it.
         hooks: The saved-tensors hooks under which the call was made.
+        sequence: Where the call stands among the nodes that the calling thread has made: the
+            engine prefers later ones, whichever thread makes the node of this call.
     """
 
     __slots__ = (
@@ -47,6 +54,7 @@ class Sent:
         "hooks",
         "number",
         "peer",
+        "sequence",
         "stand_ins",
     )
 
@@ -56,7 +64,7 @@ class Sent:
         peer: PeerInfo,
         number: int = 0,
         stand_ins: Sequence[torch.Tensor] = (),
-        extras: tuple[Sent, ...] = (),
+        extras: Extras = (),
         gate: torch.Tensor | None = None,
     ) -> None:
         self.engine = engine
@@ -69,10 +77,12 @@ class Sent:
             False
         )
 
+        self.sequence: int = torch._C._autograd._get_sequence_nr()
+
     @property
     def inputs(self) -> list[torch.Tensor]:
         """What the call's node gets as inputs, in the order of ``backward``'s gradients."""
-        inputs = [*self.stand_ins, *(one for extra in self.extras for one in extra.stand_ins)]
+        inputs = [*self.stand_ins, *(one for _, sent in self.extras for one in sent.stand_ins)]
         return inputs if self.gate is None else [*inputs, self.gate]
 
     def backward(

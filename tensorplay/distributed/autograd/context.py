@@ -88,21 +88,26 @@ class DistAutogradContext:
             return run
         leaves = find_leaves(roots)
         run.watch(roots)
+        found: list[tuple[torch.Tensor, torch.Tensor]]
         with run:
             if leaves.watched:
                 with lent(leaves.tensors, self.id) as found:
                     torch.autograd.backward(roots, gradients, retain_graph=True)
             else:
                 wanted = [*leaves.tensors, *leaves.origins]
-                found = torch.autograd.grad(
+                results = torch.autograd.grad(
                     roots, wanted, gradients, retain_graph=True, allow_unused=True
                 )
                 found = [
-                    pair for pair in zip(leaves.tensors, found, strict=False) if pair[1] is not None
+                    (leaf, result)
+                    for leaf, result in zip(leaves.tensors, results, strict=False)
+                    if result is not None  # type: ignore[redundant-expr]
                 ]
         with self._lock:
             for leaf, gradient in found:
-                (self._gradients[leaf],) = passes.add([self._gradients.get(leaf)], [gradient])
+                before = self._gradients.get(leaf)
+                total = gradient if before is None else passes.total(before, gradient)
+                self._gradients[leaf] = total
         return run
 
     def use(self, roots: Sequence[GradientEdge], keep: bool) -> None:

@@ -18,7 +18,7 @@ from tensorplay.errors import NotInitializedError
 __all__ = ["backward", "context", "get_gradients"]
 
 
-class context:
+class context:  # noqa: N801  # torch's name
     """Collects the gradients of calls and of ``backward`` apart from ``.grad``.
 
     As a context manager it gives the id that the other functions take. When it ends, it ends on
@@ -61,7 +61,8 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
         RuntimeError: If there is no such context, a root is none, the graph was used up, or
             the backward fails on a process (``Error on Node <id>: ...``).
     """
-    if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)):
+    given: tuple[object, object] = (context_id, roots)
+    if not (isinstance(given[0], int) and isinstance(given[1], (list, tuple))):
         raise TypeError(
             "backward(): incompatible function arguments. Expected (context_id: int, "
             f"roots: list[Tensor], retain_graph: bool = False), got ({context_id!r}, {roots!r}, "
@@ -117,6 +118,7 @@ def _take_from(
     peer = here.agent.peer_by_incarnation(caller)
     if peer is None:
         raise RuntimeError("the backward reached tensors that were sent by a process that is gone")
+    found.meet(peer)
     arguments = (found.id, found.creator, number, list(gradients))
     result: list[tuple[Key, Gradients]]
     result = here.agent.call(peer, _take_there, arguments, hooks=False).wait()

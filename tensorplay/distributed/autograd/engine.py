@@ -36,11 +36,10 @@ from tensorplay.distributed.autograd.context import Contexts, DistAutogradContex
 from tensorplay.distributed.autograd.leases import Lease
 from tensorplay.distributed.autograd.modes import enabled_autocast
 from tensorplay.distributed.autograd.nodes import (
-    PARAMETERS,
-    ReceivedTensors,
-    RemoteCall,
-    StandIn,
     edge_of,
+    received_tensors,
+    remote_call,
+    stand_in,
     wants_parameters,
 )
 from tensorplay.distributed.autograd.passes import Gradients, Key, Pass
@@ -123,13 +122,14 @@ class Engine:
         extras, gate = thread.extras, None
         for rref in rrefs:
             for edge in rref.autograd_edges:
-                extras += tuple(one for one in (edge, *edge.extras) if one not in extras)
+                candidates = ((edge.number, edge), *edge.extras)
+                extras += tuple(extra for extra in candidates if extra not in extras)
             if thread.execution is not None:
                 gate = thread.execution.gate
         if not (tracked or extras or gate is not None):
             return Sent(self, peer)
         number = next(self._call_numbers)
-        stand_ins = [StandIn.apply(tensor) for tensor in tracked]
+        stand_ins = [stand_in(tensor) for tensor in tracked]
         sent = Sent(self, peer, number, stand_ins, extras, gate)
         self._sent[number] = sent
         return sent
@@ -143,15 +143,13 @@ class Engine:
                 return [_as_inference_tensor(tensor) for tensor in tensors]
         sent: Sent = state
         recorded = wire.decode_recorded(meta)
-        handle = Lease(sent.peer, recorded.graph, self._drop_later).handle()
+        handle = Lease(sent, recorded.graph, self._drop_later).handle()
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             _saving_as(sent),
         ):
-            outputs = RemoteCall.apply(
-                sent, handle, [tensors[i] for i in recorded.tracked], PARAMETERS, *sent.inputs
-            )
+            outputs = remote_call(sent, handle, [tensors[i] for i in recorded.tracked])
         tensors = list(tensors)
         for i, output in zip(recorded.tracked, outputs, strict=True):
             tensors[i] = output
@@ -185,19 +183,27 @@ class Engine:
             lease.spent = True
         if context is not None:
             context.meet(sent.peer)
+        # Checkpointing may have made the call again: then the graph is that of the other call.
+        # It is for this one's inputs all the same.
+        names = [number for number, _ in lease.sent.extras]
+        extras = tuple(zip(names, (extra for _, extra in sent.extras), strict=True))
         # Under create_graph the remote backward is a remote call that is itself recorded, and
         # whose graph leads to the inputs of this one, too.
-        before, thread.extras = thread.extras, (sent, *sent.extras) if create else ()
+        before = thread.extras
+        if create and lease.sent.number:
+            extras = ((lease.sent.number, sent), *extras)
+        thread.extras = extras if create else ()
         try:
             future = self.agent.call(sent.peer, _run_backward, arguments, hooks=create)
         finally:
             thread.extras = before
         own, others = future.wait()
-        return self._distribute(sent, own, others, accumulate)
+        return self._distribute(sent, names, own, others, accumulate)
 
     def _distribute(
         self,
         sent: Sent,
+        names: Sequence[int],
         own: Gradients,
         others: Iterable[tuple[Key, Gradients]],
         accumulate: bool,
@@ -208,7 +214,7 @@ class Engine:
         for_extras: dict[int, list[torch.Tensor | None]] = {}
         for key, gradients in others:
             caller, number = key
-            if caller == me and any(extra.number == number for extra in sent.extras):
+            if caller == me and number in names:
                 for_extras[number] = passes.add(for_extras.get(number), gradients)
             elif run is not None and (caller != me or run.context is not None):
                 run.capture(key, gradients)
@@ -222,8 +228,8 @@ class Engine:
                     "use backward(), or return the value to the caller and send it again"
                 )
         result = list(own) or [None] * len(sent.stand_ins)
-        for extra in sent.extras:
-            result += for_extras.get(extra.number) or [None] * len(extra.stand_ins)
+        for name, (_, extra) in zip(names, sent.extras, strict=True):
+            result += for_extras.get(name) or [None] * len(extra.stand_ins)
         return result if sent.gate is None else [*result, None]
 
     def deliver(self, key: Key, gradients: Gradients) -> None:
@@ -256,7 +262,11 @@ class Engine:
             if gradient is not None
         ]
         # Retained: the pass that led here may have to go through these nodes as well.
-        torch.autograd.backward(*zip(*pairs, strict=True), retain_graph=True)  # type: ignore[arg-type]
+        torch.autograd.backward(
+            [stand_in for stand_in, _ in pairs],
+            [gradient for _, gradient in pairs],
+            retain_graph=True,
+        )
 
     # The callee's side.
 
@@ -275,7 +285,7 @@ class Engine:
             if meta.gated:
                 taken.append(torch.zeros(()))
             with torch.enable_grad():
-                given = ReceivedTensors.apply(received, taken, received.origin)
+                given = received_tensors(received, taken)
             tensors = list(tensors)
             for i, tensor in zip(meta.tracked, given, strict=False):
                 tensors[i] = tensor
@@ -493,12 +503,15 @@ def _as_inference_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns an inference tensor with the same memory."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return tensor.detach()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.detach())
+    result = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return result.set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
 
 
 def _saving_as(sent: Sent) -> Any:
     """Returns the context in which a node saves as one made by the call itself would."""
-    here = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    here: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if here is None and sent.hooks is None:
         return nullcontext()
     return saved_tensors_hooks(*(sent.hooks or (_same, _same)))

@@ -12,10 +12,14 @@ import ctypes
 import itertools
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from tensorplay.protocol.messages import PeerInfo
+
+if TYPE_CHECKING:
+    from tensorplay.distributed.autograd.calls import Sent
 
 __all__ = ["Lease", "live"]
 
@@ -31,8 +35,8 @@ class Lease:
     """The claim of this process on a graph that a worker keeps.
 
     Args:
-        peer: The worker.
-        graph: Name of the graph there.
+        sent: The call whose graph it is.
+        graph: Name of the graph at the callee.
         dropped: Is told that a graph is not wanted any more, in a finalizer: it must neither
             block nor take a lock.
 
@@ -40,12 +44,10 @@ class Lease:
         spent: Whether the worker has let go of the graph by itself.
     """
 
-    __slots__ = ("_dropped", "_number", "_watch", "graph", "peer", "spent")
+    __slots__ = ("_dropped", "_number", "_watch", "graph", "sent", "spent")
 
-    def __init__(
-        self, peer: PeerInfo, graph: int, dropped: Callable[[PeerInfo, int], None]
-    ) -> None:
-        self.peer = peer
+    def __init__(self, sent: Sent, graph: int, dropped: Callable[[PeerInfo, int], None]) -> None:
+        self.sent = sent
         self.graph = graph
         self.spent = False
         self._dropped = dropped
@@ -68,7 +70,7 @@ class Lease:
         self._watch = None
         _live.pop(self._number, None)
         if not self.spent:
-            self._dropped(self.peer, self.graph)
+            self._dropped(self.sent.peer, self.graph)
 
 
 def live() -> int:

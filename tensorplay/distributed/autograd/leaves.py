@@ -21,6 +21,8 @@ from tensorplay.distributed.rpc.executor import blocked
 
 __all__ = ["Leaves", "find_leaves", "lent"]
 
+_received_node: Any = ReceivedTensors._backward_cls
+
 
 class Leaves(NamedTuple):
     """What a graph leads to.
@@ -46,7 +48,7 @@ def find_leaves(roots: Sequence[GradientEdge]) -> Leaves:
     stack = list(seen)
     while stack:
         node = stack.pop()
-        if isinstance(node, ReceivedTensors._backward_cls):
+        if isinstance(node, _received_node):
             origins.append(node.received.origin)
             continue
         leaf = getattr(node, "variable", None)

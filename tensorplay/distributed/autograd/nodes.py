@@ -1,7 +1,8 @@
+# ruff: noqa: D102  (forward and backward of a node are described with its class)
 """The nodes that remote calls put into the graphs of caller and callee.
 
 caller   tensor -> StandIn -> RemoteCall -> output
-callee             Received -> tensor -> ... -> result
+callee             ReceivedTensors -> tensor -> ... -> result
 """
 
 from __future__ import annotations
@@ -19,12 +20,20 @@ from tensorplay.distributed.autograd.leases import Lease
 if TYPE_CHECKING:
     from tensorplay.distributed.autograd.calls import Received, Sent
 
-__all__ = ["PARAMETERS", "ReceivedTensors", "RemoteCall", "StandIn", "edge_of", "wants_parameters"]
+__all__ = [
+    "PARAMETERS",
+    "ReceivedTensors",
+    "edge_of",
+    "received_tensors",
+    "remote_call",
+    "stand_in",
+    "wants_parameters",
+]
 
 #: Stands for the parameters of all remote modules: a leaf, so that a call is trained even if
 #: none of its inputs needs a gradient. It never gets one itself.
 PARAMETERS = torch.zeros((), requires_grad=True)
-_parameters_node = PARAMETERS.view_as(PARAMETERS).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+_parameters_node: Any = get_gradient_edge(PARAMETERS).node
 
 
 def wants_parameters() -> bool:
@@ -47,10 +56,10 @@ class StandIn(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         if tensor.layout is torch.sparse_coo:
-            return torch.sparse_coo_tensor(
+            return torch.sparse_coo_tensor(  # type: ignore[call-arg]
                 size=tensor.shape,
                 dtype=tensor.dtype,
                 device=tensor.device,
@@ -60,7 +69,7 @@ class StandIn(Function):
         return single.expand(tensor.shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return gradient
 
 
@@ -68,7 +77,7 @@ class RemoteCall(Function):
     """The node of a call at the caller: its backward is the remote backward."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         sent: Sent,
         handle: torch.Tensor,
@@ -82,7 +91,7 @@ class RemoteCall(Function):
         return _fresh(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         (handle,) = ctx.saved_tensors  # where a second backward fails, as torch's own nodes do
         return None, None, None, None, *ctx.sent.backward(Lease.of(handle), gradients)
 
@@ -91,7 +100,7 @@ class ReceivedTensors(Function):
     """The node of the tensors of a request at the callee: catches their gradients."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, received: Received, tensors: Sequence[torch.Tensor], origin: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
@@ -99,7 +108,7 @@ class ReceivedTensors(Function):
         return _fresh(tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         received: Received = ctx.received
         caught = gradients[: received.count]
         if any(gradient is not None for gradient in caught):
@@ -109,6 +118,38 @@ class ReceivedTensors(Function):
             else:  # a backward that this process began by itself
                 received.engine.deliver(received.key, caught)
         return None, None, None
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what takes a tensor's place in the graph of the caller."""
+    result: torch.Tensor = StandIn.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def remote_call(
+    sent: Sent, handle: torch.Tensor, tensors: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of a result as outputs of the call's node.
+
+    Args:
+        sent: The call.
+        handle: That of the lease on the callee's graph.
+        tensors: The tracked tensors of the result.
+    """
+    outputs: tuple[torch.Tensor, ...]
+    outputs = RemoteCall.apply(sent, handle, tensors, PARAMETERS, *sent.inputs)  # type: ignore[no-untyped-call]
+    node = outputs[0].grad_fn
+    node._set_sequence_nr(sent.sequence)  # type: ignore[union-attr]
+    return outputs
+
+
+def received_tensors(
+    received: Received, tensors: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of a request as outputs of a node that catches their gradients."""
+    outputs: tuple[torch.Tensor, ...]
+    outputs = ReceivedTensors.apply(received, tensors, received.origin)  # type: ignore[no-untyped-call]
+    return outputs
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:

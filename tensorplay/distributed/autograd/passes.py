@@ -17,7 +17,7 @@ from tensorplay.distributed.autograd.threads import thread
 if TYPE_CHECKING:
     from tensorplay.distributed.autograd.context import DistAutogradContext
 
-__all__ = ["Gradients", "Key", "Pass", "add", "running"]
+__all__ = ["Gradients", "Key", "Pass", "add", "running", "total"]
 
 #: Names a call: incarnation of the caller, and the number that it gave the call.
 Key = tuple[int, int]
@@ -101,12 +101,13 @@ def add(some: Gradients | None, others: Gradients) -> list[torch.Tensor | None]:
     if some is None:
         return list(others)
     return [
-        b if a is None else a if b is None else _sum(a, b)
+        b if a is None else a if b is None else total(a, b)
         for a, b in zip(some, others, strict=True)
     ]
 
 
-def _sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def total(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of two gradients."""
     # A sparse tensor cannot have a dense one added, but the reverse is possible.
     return b + a if a.is_sparse and not b.is_sparse else a + b
 
