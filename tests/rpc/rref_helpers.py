@@ -194,3 +194,27 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 20.0) 
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come about in {timeout} s"
         time.sleep(0.01)
+
+
+def check_nothing_is_left(workers: list[str]) -> None:
+    """Waits until no reference is counted and no object lives, here and on the workers."""
+    for worker in workers:
+        rpc.rpc_sync(worker, kept.clear)
+        rpc.rpc_sync(worker, open_gate)
+    kept.clear()
+    open_gate()
+
+    def found() -> list[dict[str, int]]:
+        return [counts(), *(rpc.rpc_sync(worker, counts) for worker in workers)]
+
+    def objects() -> list[int]:
+        return [live(), *(rpc.rpc_sync(worker, live) for worker in workers)]
+
+    try:
+        wait_until(lambda: not any(any(each.values()) for each in found()), "the end of all counts")
+        wait_until(lambda: not any(objects()), "the end of all objects")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {found()}, objects {objects()}") from None
+    for worker in workers:
+        rpc.rpc_sync(worker, close_gate)
+    close_gate()

@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import io
+import logging
 import pickle
 import threading
 from collections.abc import Iterator
@@ -27,28 +28,14 @@ W0, W1, W2 = "worker0", "worker1", "worker2"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_counted(cluster: LocalCluster) -> Iterator[None]:
+def _nothing_stays_counted(
+    cluster: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
     """Every test leaves all tables empty, on this process and on the workers."""
+    # Records of failed calls would hold the frames in which they failed.
+    caplog.set_level(logging.ERROR, "tensorplay.distributed.rpc.callee")
     yield
-    for worker in cluster.workers:
-        rpc.rpc_sync(worker, helpers.kept.clear)
-        rpc.rpc_sync(worker, helpers.open_gate)
-    helpers.kept.clear()
-
-    def found() -> list[dict[str, int]]:
-        return [helpers.counts(), *(rpc.rpc_sync(w, helpers.counts) for w in cluster.workers)]
-
-    def empty() -> bool:
-        return not any(any(counts.values()) for counts in found())
-
-    try:
-        wait_until(empty, "the end of all counts")
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {found()}") from None
-    for worker in cluster.workers:
-        assert rpc.rpc_sync(worker, helpers.live) == 0
-        rpc.rpc_sync(worker, helpers.close_gate)
-    assert helpers.live() == 0
+    helpers.check_nothing_is_left(cluster.workers)
 
 
 def live(worker: str) -> int:
@@ -324,7 +311,7 @@ def test_a_reference_in_flight_is_enough(worker: str) -> None:
         assert future.wait().value == value
 
 
-def test_failed_calls_leave_no_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_calls_leave_no_counts() -> None:
     rref = rpc.remote(W0, Tracked, (1,))
     for worker in (W0, W1, rpc.get_worker_info().name):
         with pytest.raises(SerializationError):  # the arguments cannot travel
@@ -333,7 +320,6 @@ def test_failed_calls_leave_no_counts(caplog: pytest.LogCaptureFixture) -> None:
             rpc.rpc_sync(worker, helpers.with_generator, (rref,))
         with pytest.raises(ValueError, match="refused"):
             rpc.rpc_sync(worker, helpers.raise_with, (rref,))
-    caplog.clear()  # its records hold the frames in which the calls failed
 
 
 def test_abandoned_calls_leave_no_counts() -> None:

@@ -6,13 +6,14 @@ import asyncio
 import copy
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from tensorplay.distributed.rpc.executor import blocked
-from tensorplay.errors import CallbackError, RpcTimeoutError
+from tensorplay.errors import CallbackError, RemoteError, RpcTimeoutError
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -97,9 +98,7 @@ class Future(torch.futures.Future[T], Generic[T]):
             try:
                 result = callback(self)
             except BaseException as error:
-                # Without this frame, which holds ``following``; see ``_raise``.
-                trace = error.__traceback__
-                following.set_exception(wrap(error.with_traceback(trace and trace.tb_next)))
+                following.set_exception(wrap(error))
             else:
                 following.set_result(result)
 
@@ -124,8 +123,16 @@ class Future(torch.futures.Future[T], Generic[T]):
         if not isinstance(result, BaseException):
             raise TypeError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
         self._failure = result
-        self._set_unwrap_func(_raise)
-        super().set_result(result)  # type: ignore[arg-type]
+        me = weakref.ref(self)
+
+        def unwrap(stand_in: BaseException) -> None:
+            future = me()
+            _raise(stand_in if future is None or future._failure is None else future._failure)
+
+        # The garbage collector does not see what libtorch holds, and the frames of the
+        # traceback, with all their callers, may well hold the future: it gets a copy without.
+        self._set_unwrap_func(unwrap)
+        super().set_result(_stand_in(result))  # type: ignore[arg-type]
 
     def exception(self) -> BaseException | None:
         """Returns the exception of a completed future, or None."""
@@ -203,20 +210,33 @@ class Future(torch.futures.Future[T], Generic[T]):
             raise RpcTimeoutError(f"no result within the {timeout} s that wait() was given")
 
 
-def _raise(error: BaseException) -> None:
-    """Raises a copy: the frames that it passes through may hold the future.
-
-    libtorch holds the original. If that were raised, the traceback it collects would tie
-    the future to itself by a reference that the garbage collector cannot see.
-    """
+def _copy(error: BaseException) -> BaseException | None:
+    """Returns a copy without traceback, or None if there can be none."""
     try:
         fresh = copy.copy(error)
-        if type(fresh) is not type(error):
-            fresh = error
     except Exception:  # an exception with a constructor of its own
-        fresh = error
-    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
+        return None
+    if fresh is error or type(fresh) is not type(error):
+        return None
+    fresh.__cause__ = error.__cause__
     fresh.__suppress_context__ = error.__suppress_context__
+    return fresh.with_traceback(None)
+
+
+def _stand_in(error: BaseException) -> BaseException:
+    """Returns what is raised in place of an exception when only libtorch has the future."""
+    fresh = _copy(error)
+    if fresh is not None:
+        fresh.__cause__ = None
+        return fresh
+    name = type(error).__qualname__
+    return RemoteError(f"{name}: {error}", remote_type=name, remote_message=str(error))
+
+
+def _raise(error: BaseException) -> None:
+    """Raises a copy: each raise adds to a traceback, and must not do so for all who wait."""
+    fresh = _copy(error) or error
+    fresh.__context__ = error.__context__
     try:
         raise fresh.with_traceback(error.__traceback__)
     finally:

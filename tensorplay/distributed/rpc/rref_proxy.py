@@ -64,6 +64,8 @@ class RRefProxy:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RRefError("a proxy of an RRef cannot be sent or copied: send the RRef")
 
+    __deepcopy__ = __reduce_ex__
+
     def __repr__(self) -> str:
         return f"RRefProxy({self._rref!r}, {self._call.__name__})"
 
