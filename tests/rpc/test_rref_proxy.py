@@ -66,7 +66,7 @@ def test_methods_run_at_the_owner(make: Make, how: str) -> None:
 
 
 def test_keyword_arguments_may_have_any_name() -> None:
-    box = rpc.remote(W0, dict, (), {"a": 1})
+    box: rpc.RRef[Any] = rpc.remote(W0, dict, (), {"a": 1})
     box.rpc_sync().update(rref=1, method=2, timeout=3, self=4, name=5)
     assert box.to_here() == {"a": 1, "rref": 1, "method": 2, "timeout": 3, "self": 4, "name": 5}
 
@@ -91,7 +91,7 @@ def test_attributes_of_the_object_itself(how: str) -> None:
 
 
 def test_references_among_the_arguments(how: str) -> None:
-    box = rpc.remote(W0, list)
+    box: rpc.RRef[Any] = rpc.remote(W0, list)
     item = rpc.remote(W1, Tracked, (5,))
     call(box, how, "append", item)
     assert box.to_here()[0].to_here().value == 5
@@ -170,7 +170,7 @@ def test_the_type_of_the_object(make: Make) -> None:
 def test_the_type_of_what_failed(blocking: bool) -> None:
     rref = rpc.remote(W0, helpers.raise_with, (1,))
     with pytest.raises(ValueError, match="refused"):  # noqa: PT012
-        found = rref._get_type(blocking=blocking)
+        found: Any = rref._get_type(blocking=blocking)
         found.wait()
 
 
