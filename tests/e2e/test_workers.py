@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tensorplay.distributed import rpc
 from tensorplay.distributed.nn import RemoteModule
 from tensorplay.errors import (
     BrokerError,
+    MessageTooLargeError,
     NotInitializedError,
     RegistrationError,
     WorkerLostError,
@@ -329,3 +331,46 @@ def test_names_that_no_peer_can_have(own_cluster: Start) -> None:
     with pytest.raises(RegistrationError, match="is not unique"):
         rpc.init_rpc("worker0", broker=cluster.address)
     rpc.init_rpc("client", broker=cluster.address)
+
+
+def test_what_is_larger_than_the_broker_admits_is_an_error_at_once(own_cluster: Start) -> None:
+    own_cluster(workers=1, broker_options=["--max-message-bytes", "100000"])
+    with pytest.raises(MessageTooLargeError, match=r"arguments of .*echo.* at most 100000"):
+        rpc.rpc_sync("worker0", helpers.echo, (torch.zeros(100_000),))
+    with pytest.raises(MessageTooLargeError, match=r"result of the call.* at most 100000"):
+        rpc.rpc_sync("worker0", torch.zeros, (100_000,))
+    assert rpc.rpc_sync("worker0", torch.zeros, (10_000,)).numel() == 10_000
+
+
+def test_handles_dropped_by_the_garbage_collector_while_calling(own_cluster: Start) -> None:
+    """References are dropped from other threads and by cycles, and never block a call."""
+    own_cluster(workers=1)
+    stop = threading.Event()
+
+    def drop() -> None:
+        while not stop.is_set():
+            cycle: list[object] = [rpc.remote("worker0", helpers.Counter)]
+            cycle.append(cycle)
+            del cycle
+            gc.collect(0)  # the young objects: the cycle is among them
+
+    threads = [threading.Thread(target=drop) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        assert rpc.rpc_sync("worker0", helpers.add, (number, 1), timeout=30) == number + 1
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_waiting_for_a_call_lets_other_threads_compute(own_cluster: Start) -> None:
+    own_cluster(workers=1)
+    future = rpc.rpc_async("worker0", helpers.wait_event, ("overlap", 60.0))
+    waiter = threading.Thread(target=future.wait)
+    waiter.start()
+    assert sum(range(100_000)) == 4_999_950_000  # needs the interpreter's lock
+    rpc.rpc_sync("worker0", helpers.set_event, ("overlap",))
+    waiter.join(30)
+    assert not waiter.is_alive()

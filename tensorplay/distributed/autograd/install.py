@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensorplay.distributed.autograd.calls import Execution
+from tensorplay.distributed.autograd.dist import backward
 from tensorplay.distributed.autograd.engine import engine, existing_engine
 from tensorplay.distributed.rpc import hooks
 from tensorplay.protocol.messages import PeerInfo
@@ -43,6 +44,10 @@ class AutogradHooks:
         """Throws a reply away."""
         if (here := existing_engine()) is not None:
             here.discard(src, meta)
+
+    def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool) -> None:
+        """Runs a backward pass in a context."""
+        backward(context_id, roots, retain_graph)
 
     def flush(self) -> None:
         """Sends what is due."""

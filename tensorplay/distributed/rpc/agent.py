@@ -305,7 +305,7 @@ class Agent:
                     tensors_hook=recorder.record,
                 )
             )
-            self._check_size(frames, what, peer)
+            self._check_size(frames, f"the arguments of {what} for {peer.name!r}")
         except BaseException:
             exporter.undo()
             raise
@@ -372,7 +372,8 @@ class Agent:
                 route, wire.encode(header), [memoryview(frame) for frame in frames]
             )
 
-    def _reply(self, peer: PeerInfo, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
+    def _reply(self, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
+        self._check_size(frames, "the result of the call")
         self.flush_refs()
         self._dispatch(route, header, frames)
 
@@ -416,12 +417,12 @@ class Agent:
         if self._closed:
             raise NotInitializedError("RPC has been shut down: call init_rpc first")
 
-    def _check_size(self, frames: Sequence[Frame], what: str, peer: PeerInfo) -> None:
+    def _check_size(self, frames: Sequence[Frame], what: str) -> None:
         size = sum(len(frame) for frame in frames)
         if self._max_bytes is not None and size > self._max_bytes:
             raise MessageTooLargeError(
-                f"the arguments of {what} for {peer.name!r} have {size} bytes, the broker routes "
-                f"at most {self._max_bytes} (its option --max-message-bytes)"
+                f"{what}: {size} bytes, but the broker routes at most {self._max_bytes} (its "
+                "option --max-message-bytes)"
             )
 
     # What the link tells; all in its thread.
@@ -461,14 +462,18 @@ class Agent:
         _log.warning("the broker at %s is silent for %.1f s", self.address, silent_for)
 
     def on_undeliverable(self, report: Undeliverable) -> None:
-        """A request or reply of this process reached nobody."""
-        if report.kind == Kind.REQUEST and (call := self._calls.pop(report.id)) is not None:
+        """A message of this process reached nobody."""
+        # The id is of a call of ours, or, in a reply or a chunk of one, of a call of theirs.
+        ours = report.kind in (Kind.REQUEST, Kind.CHUNK)
+        if ours and (call := self._calls.pop_if_to(report.id, report.dst)) is not None:
             error: Exception
             if report.code == "too-large":
                 error = MessageTooLargeError(report.text)
             else:
                 error = WorkerLostError(f"{call.what} on {call.peer.name!r}: {report.text}")
             call.fail(error, self._completions.submit)
+        elif report.kind in (Kind.REPLY, Kind.CHUNK) and report.code != "gone":
+            self._callee.reply_lost(report.dst, report.id, report.text)
 
     def on_message(self, route: Route, frames: list[Frame]) -> None:
         """A routed message has come."""

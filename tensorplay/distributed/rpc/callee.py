@@ -15,7 +15,7 @@ from tensorplay.distributed.rpc import hooks, payload, remote_exception
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.rref_context import RRefContext
-from tensorplay.errors import AsyncResultError, RpcTimeoutError
+from tensorplay.errors import AsyncResultError, BrokerError, RpcTimeoutError
 from tensorplay.protocol.calls import Op, Reply, Request, Status, decode_changes
 from tensorplay.protocol.messages import Kind, PeerInfo, Route
 
@@ -57,7 +57,7 @@ class Callee:
         me: This process.
         rrefs: The remote references of this process.
         executor: The pool.
-        reply: Sends a reply: receiver, route, header, payload frames.
+        reply: Sends a reply: route, header, payload frames.
         consumed: Grants a sender credit for so many bytes.
     """
 
@@ -66,7 +66,7 @@ class Callee:
         me: PeerInfo,
         rrefs: RRefContext,
         executor: Executor,
-        reply: Callable[[PeerInfo, Route, Reply, Sequence[Frame]], None],
+        reply: Callable[[Route, Reply, Sequence[Frame]], None],
         consumed: Callable[[int, int], None],
     ) -> None:
         self._me = me
@@ -110,6 +110,13 @@ class Callee:
         job = self._jobs.get((src, id))
         if job is not None:
             job.cancelled = True
+
+    def reply_lost(self, src: int, id: int, why: str) -> None:
+        """Tells a caller that the reply to its request could not be delivered."""
+        error = BrokerError(f"the reply could not be delivered: {why}")
+        failure = remote_exception.describe(error, self._me.name, self._me.id)
+        route = Route(Kind.REPLY, src, self._me.incarnation, id)
+        self._send_reply(route, Reply(Status.ERROR), [remote_exception.encode(failure)])
 
     def peer_left(self, incarnation: int) -> None:
         """Cancels the requests of a peer that is gone."""
@@ -230,7 +237,7 @@ class Callee:
     def _answer(self, job: Job, reply: Reply, frames: Sequence[Frame]) -> None:
         route = Route(Kind.REPLY, job.src.incarnation, self._me.incarnation, job.message.route.id)
         job.execution = None
-        self._send_reply(job.src, route, reply, frames)
+        self._send_reply(route, reply, frames)
         self._done(job)
 
     def _done(self, job: Job) -> None:

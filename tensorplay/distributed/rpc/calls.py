@@ -160,6 +160,12 @@ class CallTable:
                 self._drained.notify_all()
             return call
 
+    def pop_if_to(self, id: int, incarnation: int) -> PendingCall | None:
+        """Removes and returns a call if it is one to that peer."""
+        with self._lock:
+            call = self._calls.get(id)
+        return self.pop(id) if call is not None and call.peer.incarnation == incarnation else None
+
     def expired(self, now: float) -> list[PendingCall]:
         """Removes and returns the calls whose time is up."""
         late = []

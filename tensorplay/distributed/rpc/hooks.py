@@ -73,6 +73,9 @@ class CallHooks(Protocol):
     def discard(self, src: PeerInfo, meta: bytes) -> None:
         """Caller: a reply with a meta has come that nobody waits for; must not block."""
 
+    def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool) -> None:
+        """Runs a backward pass that collects its gradients in a context."""
+
     def flush(self) -> None:
         """Both: has what is due sent; called now and then and after ``Agent.wake``."""
 

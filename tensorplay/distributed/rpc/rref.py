@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import torch
 
-from tensorplay.distributed.rpc import current, pickler
+from tensorplay.distributed.rpc import current, hooks, pickler
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.functions import async_execution
 from tensorplay.distributed.rpc.future import Future
@@ -179,9 +179,7 @@ class RRef(Generic[T]):
         owner = self._live_owner("to_here()")
         self._raise_failed_creation()
         try:
-            fetched = agent.call(
-                owner, None, (self,), timeout=timeout, op=Op.FETCH, rref=self._key
-            )
+            fetched = agent.call(owner, None, (self,), timeout=timeout, op=Op.FETCH, rref=self._key)
             return cast(T, fetched.wait())
         except (RRefError, WorkerLostError):
             self._live_owner("to_here()")
@@ -396,9 +394,7 @@ def _backward(rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
     if context_id == -1:
         value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         return
-    from tensorplay.distributed import autograd
-
-    autograd.backward(context_id, [value], retain_graph)
+    hooks.current().backward(context_id, [value], retain_graph)
 
 
 def _refuse_pickling() -> NoReturn:
