@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 #: Parts that are looked at before the search is given up.
 _MOST_PARTS = 10_000
+#: Characters of a path that are told.
+_LONGEST_PATH = 200
 
 
 def describe(obj: Any, error: BaseException, dumps: Callable[[Any], object]) -> str:
@@ -19,26 +25,33 @@ def describe(obj: Any, error: BaseException, dumps: Callable[[Any], object]) -> 
         dumps: Pickles an object or raises.
     """
     path, part = _find(obj, dumps)
+    if len(path) > _LONGEST_PATH:
+        half = _LONGEST_PATH // 2
+        path = f"{path[:half]} ... {path[-half:]}"
     return f"cannot send {path or 'the object'} ({type(part).__name__}): {error}"
 
 
 def _find(obj: Any, dumps: Callable[[Any], object]) -> tuple[str, Any]:
     path, part = "", obj
     looked, seen = 0, {id(obj)}
+    names: Iterator[tuple[str, Any]]
     if _is_call(obj):
         names = zip(("function", "args", "kwargs"), obj, strict=True)
     else:
         names = _parts(obj, "")
     while True:
-        for name, child in names:
-            looked += 1
-            if looked > _MOST_PARTS:
+        try:
+            for name, child in names:
+                looked += 1
+                if looked > _MOST_PARTS:
+                    return path, part
+                if id(child) not in seen and not _can(child, dumps):
+                    seen.add(id(child))
+                    path, part = name, child
+                    break
+            else:
                 return path, part
-            if id(child) not in seen and not _can(child, dumps):
-                seen.add(id(child))
-                path, part = name, child
-                break
-        else:
+        except Exception:  # an object that does not even let its parts be listed
             return path, part
         names = _parts(part, path)
 
@@ -63,6 +76,8 @@ def _can(obj: Any, dumps: Callable[[Any], object]) -> bool:
 
 def _parts(obj: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yields the parts of an object, each with the expression that leads to it."""
+    if isinstance(obj, torch._subclasses.FakeTensor):
+        return  # what it is made of would only mislead
     if isinstance(obj, Mapping):
         for key, value in obj.items():
             yield f"{path}[{key!r}]", value
@@ -70,8 +85,30 @@ def _parts(obj: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(obj, (list, tuple, set, frozenset)):
         for index, value in enumerate(obj):
             yield f"{path}[{index}]", value
-    elif callable(obj) and getattr(obj, "__closure__", None):
-        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__, strict=True):
-            yield f"{path}'s variable {name!r}", cell.cell_contents
+    elif isinstance(obj, types.MethodType):
+        yield f"{path}.__self__", obj.__self__
+    elif isinstance(obj, functools.partial):
+        yield from ((f"{path}.{name}", getattr(obj, name)) for name in ("func", "args", "keywords"))
+    elif isinstance(obj, types.FunctionType):
+        yield from _variables(obj, path)
     for name, value in getattr(obj, "__dict__", {}).items():
         yield f"{path}.{name}", value
+    for cls in type(obj).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(obj, name):
+                yield f"{path}.{name}", getattr(obj, name)
+
+
+def _variables(function: types.FunctionType, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields what a function that is sent by value takes along."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}'s variable {name!r}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f"{path}'s global {name!r}", function.__globals__[name]
+    for index, value in enumerate(function.__defaults__ or ()):
+        yield f"{path}'s default {index}", value

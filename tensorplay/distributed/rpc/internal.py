@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 
-from tensorplay.distributed.rpc import pickler
+from tensorplay.distributed.rpc import current, pickler
 
-__all__ = ["PythonUDF", "RPCExecMode", "deserialize", "serialize"]
+__all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
+
+_log = logging.getLogger(__name__)
 
 
 class RPCExecMode(Enum):
@@ -30,6 +34,13 @@ class PythonUDF(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class RemoteException(NamedTuple):
+    """What ``_run_function`` returns for a function that raised."""
+
+    msg: str
+    exception_type: type[BaseException]
+
+
 class _InternalRPCPickler:
     """The pickler of calls, as an object."""
 
@@ -39,16 +50,13 @@ class _InternalRPCPickler:
 
     def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
         """Returns the pickle of an object, and the tensors that it refers to."""
-        head, tensors, buffers = pickler.dumps(obj, exporter=pickler.current_exporter())
-        if buffers:  # two results, as in torch: the buffers go into the stream
-            return _with_buffers(head, [bytes(buffer.raw()) for buffer in buffers]), tensors
-        return head, tensors
+        exporter = pickler.current_exporter()
+        pickled = pickler.dumps(obj, exporter=exporter, out_of_band=False)
+        return pickled.head, pickled.tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
         """Returns the object that ``serialize`` has pickled."""
-        importer = pickler.current_importer()
-        head, buffers = _split(binary_data)
-        return pickler.loads(head, tensor_table, buffers, importer=importer)
+        return pickler.loads(binary_data, tensor_table, importer=pickler.current_importer())
 
 
 _internal_rpc_pickler = _InternalRPCPickler()
@@ -64,22 +72,32 @@ def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
     return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
 
 
-_MARK = b"buffers:"
+def _run_function(python_udf: PythonUDF) -> Any:
+    """Returns what the function returns, or a ``RemoteException`` if it raises."""
+    try:
+        return python_udf.func(*python_udf.args, **(python_udf.kwargs or {}))
+    except Exception as error:
+        text = f"On {current.agent().get_worker_info()}:\n{error!r}\n{traceback.format_exc()}"
+        _log.warning("%s", text)
+        return RemoteException(text, type(error))
 
 
-def _with_buffers(head: bytes, buffers: list[bytes]) -> bytes:
-    import msgspec
+def _handle_exception(result: Any) -> None:
+    """Raises the exception that a result of ``_run_function`` stands for, if it is one.
 
-    return _MARK + msgspec.msgpack.encode((head, buffers))
-
-
-def _split(data: bytes) -> tuple[bytes, list[bytearray]]:
-    import msgspec
-
-    if not data.startswith(_MARK):
-        return data, []
-    head, buffers = msgspec.msgpack.decode(data[len(_MARK) :], type=tuple[bytes, list[bytes]])
-    return head, [bytearray(buffer) for buffer in buffers]
+    Raises:
+        RuntimeError: If its class cannot be made from a text.
+    """
+    if not isinstance(result, RemoteException):
+        return
+    try:
+        error = result.exception_type(result.msg)
+    except BaseException as reason:
+        raise RuntimeError(
+            f"Failed to create original exception type: {reason}. "
+            f"Original exception on remote side was {result.msg}"
+        ) from reason
+    raise error
 
 
 def _build_rpc_profiling_key(
@@ -87,3 +105,13 @@ def _build_rpc_profiling_key(
 ) -> str:
     """Returns the name under which a profiler shows a call."""
     return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
+
+
+def _start_record_function(
+    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dest_worker_name: str
+) -> Any:
+    """Returns a record of a call that the running profiler has begun."""
+    key = _build_rpc_profiling_key(exec_type, func_name, current_worker_name, dest_worker_name)
+    record = torch.autograd._RecordFunction()  # type: ignore[attr-defined]
+    torch.autograd._run_before_callbacks(record, key)  # type: ignore[attr-defined]
+    return record

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import pickler, tensors
-from tensorplay.distributed.rpc.tensors import Descriptor, allocate
-from tensorplay.errors import ProtocolError
+from tensorplay.distributed.rpc import buffers, pickler, tensors
+from tensorplay.distributed.rpc.buffers import allocate
+from tensorplay.distributed.rpc.tensors import Descriptor
+from tensorplay.errors import ProtocolError, SerializationError
 
 __all__ = ["Pickler", "Table", "allocate", "device_map", "inverse", "pack", "unpack"]
 
@@ -76,21 +77,25 @@ def pack(
     Raises:
         SerializationError: If a part of it cannot travel.
     """
-    buffers: Sequence[Any]
+    own: Sequence[Any]
     copies: frozenset[int]
     if custom is not None:
         head, found = custom.serialize(obj)
-        buffers, copies = (), frozenset()
+        own, copies = (), frozenset()
     else:
-        head, found, buffers, copies = pickler.dumps(obj, exporter=exporter)
+        head, found, own, copies = pickler.dumps(obj, exporter=exporter)
     if tensors_hook is not None:
         tensors_hook(found, copies)
-    if not found and not buffers:
+    if not found and not own:
         return [head, _EMPTY_TABLE]
-    descriptors, contents = tensors.encode(found, device_map=device_map)
-    # A snapshot, like the tensors' own buffers.
-    own: list[Frame] = [bytes(buffer.raw()) for buffer in buffers]
-    return [head, _encoder.encode(Table(descriptors, len(own))), *contents, *own]
+    try:
+        descriptors, contents = tensors.encode(found, device_map=device_map)
+    except SerializationError as error:
+        if custom is None:
+            pickler.name_culprit(obj, error, tensors.check, exporter=exporter)
+        raise
+    table = _encoder.encode(Table(descriptors, len(own)))
+    return [head, table, *contents, *(buffers.copied(buffer.raw()) for buffer in own)]
 
 
 def unpack(
@@ -126,7 +131,8 @@ def unpack(
         found = tensors_hook(found)
     if custom is not None:
         return custom.deserialize(bytes(frames[0]), found)
-    own = [_writable(buffer) for buffer in contents[first_own:]]
+    # Writable, as the sender's may have been; the pickle tells which were not.
+    own = [buffers.writable(buffer) for buffer in contents[first_own:]]
     return pickler.loads(frames[0], found, own, importer=importer)
 
 
@@ -140,9 +146,3 @@ def device_map(names: Mapping[str, str]) -> dict[torch.device, torch.device] | N
     if not names:
         return None
     return {torch.device(source): torch.device(target) for source, target in names.items()}
-
-
-def _writable(buffer: Frame) -> memoryview:
-    """Returns a buffer that may be written to, as the sender's could."""
-    view = memoryview(buffer)
-    return memoryview(bytearray(view)) if view.readonly else view

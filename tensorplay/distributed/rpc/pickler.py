@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import cloudpickle
 import torch
 
 from tensorplay.distributed.rpc import culprit
-from tensorplay.errors import CodeNotFoundError, SerializationError
+from tensorplay.errors import (
+    CodeNotFoundError,
+    ProtocolError,
+    SerializationError,
+    TensorPlayError,
+)
 
 Reducer: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 #: Tensors of exactly these types are entries of the tensor table; the others are taken apart.
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: How tensors are pickled whose class does not say otherwise.
+_USUAL = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
 
 _reducers: dict[type, Reducer] = {}
 _found: dict[type, Reducer | None] = {}
@@ -60,31 +67,59 @@ def register_reducer(cls: type, reducer: Reducer) -> None:
     _found.clear()
 
 
-def dumps(obj: Any, *, exporter: Any = None) -> Pickled:
+def dumps(obj: Any, *, exporter: Any = None, out_of_band: bool = True) -> Pickled:
     """Returns the pickle of an object and the tensors in it.
 
     Args:
         obj: What is to travel.
         exporter: Counts the remote references in it.
+        out_of_band: Whether the buffers of NumPy arrays and the like stay out of the stream.
 
     Raises:
         SerializationError: If a part of it cannot travel; the text names the part.
     """
     try:
-        return _dumps(obj, exporter)
-    except SerializationError:
-        raise
-    except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError) as error:
-        text = culprit.describe(obj, error, lambda part: _dumps(part, exporter))
-        raise SerializationError(text) from error
+        return _dumps(obj, exporter, out_of_band)
+    except Exception as error:
+        if isinstance(error, MemoryError) or (
+            isinstance(error, TensorPlayError) and not isinstance(error, SerializationError)
+        ):
+            raise
+        name_culprit(obj, error, exporter=exporter)
 
 
-def _dumps(obj: Any, exporter: Any) -> Pickled:
+def name_culprit(
+    obj: Any,
+    error: Exception,
+    check: Callable[[list[torch.Tensor]], object] = len,
+    *,
+    exporter: Any = None,
+) -> NoReturn:
+    """Raises an error that names the part of an object which cannot travel.
+
+    Args:
+        obj: The object.
+        error: Why it cannot.
+        check: Raises if one of some tensors cannot travel.
+        exporter: Counts the remote references in it.
+
+    Raises:
+        SerializationError: Always.
+    """
+    text = culprit.describe(obj, error, lambda part: check(_dumps(part, exporter).tensors))
+    raise SerializationError(text) from error
+
+
+def _dumps(obj: Any, exporter: Any, out_of_band: bool = True) -> Pickled:
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    writer = _Writer(file, buffers)
-    with _current("exporter", exporter):
+    writer = _Writer(file, buffers.append if out_of_band else None)
+    before = current_exporter()
+    _running.exporter = exporter
+    try:
         writer.dump(obj)
+    finally:
+        _running.exporter = before
     return Pickled(file.getvalue(), writer.tensors, buffers, writer.copies)
 
 
@@ -105,9 +140,17 @@ def loads(
 
     Raises:
         ImportError: If something in it cannot be imported here; the text says what to do.
+        CodeNotFoundError: If a module that is here lacks something in it.
+        ProtocolError: If the stream is damaged.
     """
-    with _current("importer", importer):
+    before = current_importer()
+    _running.importer = importer
+    try:
         return _Reader(io.BytesIO(head), tensors, buffers).load()
+    except pickle.UnpicklingError as error:
+        raise ProtocolError(f"the pickle of a call is damaged: {error}") from error
+    finally:
+        _running.importer = before
 
 
 def current_exporter() -> Any:
@@ -123,8 +166,10 @@ def current_importer() -> Any:
 class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles, and lists the tensors that it meets."""
 
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+    def __init__(
+        self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], object] | None
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=keep)
         self.tensors: list[torch.Tensor] = []
         self._numbers: dict[int, int] = {}
         self._owned: set[int] = set()
@@ -140,8 +185,6 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return reducer(obj)
         if issubclass(kind, torch.Tensor):
             return _take_apart(obj)
-        if kind is torch.jit.ScriptFunction:
-            return _reduce_script_function(obj)
         if kind is types.MethodType and isinstance(obj.__self__, type):
             # A class method; cloudpickle would look for the function behind it and not find it.
             return getattr, (obj.__self__, obj.__name__)
@@ -153,11 +196,14 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         numbers = self._numbers
         return frozenset(numbers[one] for one in self._owned if one in numbers)
 
-    def _tensor(self, tensor: torch.Tensor) -> tuple[Any, tuple[int]]:
+    def _tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         number = self._numbers.get(id(tensor))
         if number is None:
             number = self._numbers[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
+        attributes = tensor.__dict__
+        if attributes:
+            return _tensor_at, (number,), dict(attributes), None, None, _set_attributes
         return _tensor_at, (number,)
 
 
@@ -202,16 +248,23 @@ def _find_reducer(kind: type) -> Reducer | None:
     return reducer
 
 
-def _take_apart(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Reduces a tensor of a subclass to plain tensors."""
+def _take_apart(tensor: torch.Tensor) -> Any:
+    """Reduces a tensor of a subclass to plain tensors, or as its class says."""
     cls = type(tensor)
+    if isinstance(tensor, torch._subclasses.FakeTensor):
+        raise SerializationError("a fake tensor has no values that could be sent")
+    if cls.__reduce_ex__ not in _USUAL:
+        return NotImplemented
     if hasattr(tensor, "__tensor_flatten__"):
         names, context = tensor.__tensor_flatten__()
         inner = {name: getattr(tensor, name) for name in names}
         return _unflatten, (cls, inner, context, tuple(tensor.size()), tuple(tensor.stride()))
     with torch._C.DisableTorchFunctionSubclass():
         plain = tensor.as_subclass(torch.Tensor)
-    return _as_subclass, (cls, plain, dict(tensor.__dict__))
+        if tensor.is_leaf:
+            plain = plain.detach().requires_grad_(tensor.requires_grad)
+    state = dict(tensor.__dict__)
+    return _as_subclass, (cls, plain), state, None, None, _set_attributes
 
 
 def _unflatten(
@@ -220,33 +273,44 @@ def _unflatten(
     return cls.__tensor_unflatten__(inner, context, size, stride)
 
 
-def _as_subclass(cls: Any, plain: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
-    tensor = plain.as_subclass(cls)
-    tensor.__dict__.update(state)
-    return tensor
+def _as_subclass(cls: Any, plain: torch.Tensor) -> torch.Tensor:
+    if plain.is_leaf:  # and so is what it becomes
+        made: torch.Tensor = torch.Tensor._make_subclass(cls, plain.detach(), plain.requires_grad)
+    else:
+        made = plain.as_subclass(cls)
+    return made
+
+
+def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)
 
 
 def _reduce_script_function(function: Any) -> tuple[Any, ...]:
-    """Sends a script function by its name where it has one, else by its compiled code."""
+    """Sends a script function by its name where it has one, else as what it compiles to."""
     module, _, name = function.qualified_name.removeprefix("__torch__.").rpartition(".")
-    import sys
-
     if getattr(sys.modules.get(module), name, None) is function:
         return getattr, (sys.modules[module], name)
-    buffer = io.BytesIO()
-    torch.jit.save(function, buffer)
-    return _load_script, (buffer.getvalue(),)
+    file = io.BytesIO()
+    torch.jit.save(function, file)
+    return _load_script, (file.getvalue(),)
 
 
 def _load_script(saved: bytes) -> Any:
     return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
 
 
-@contextmanager
-def _current(name: str, value: Any) -> Iterator[None]:
-    before = getattr(_running, name, None)
-    setattr(_running, name, value)
-    try:
-        yield
-    finally:
-        setattr(_running, name, before)
+def _reduce_operator(operator: torch._ops.OpOverload[..., Any]) -> tuple[Any, ...]:
+    return getattr, (operator.overloadpacket, operator._overloadname)
+
+
+def _reduce_operators(packet: torch._ops.OpOverloadPacket[..., Any]) -> tuple[Any, ...]:
+    return _operators, tuple(packet._qualified_op_name.split("::"))
+
+
+def _operators(namespace: str, name: str) -> Any:
+    return getattr(getattr(torch.ops, namespace), name)
+
+
+register_reducer(torch.jit.ScriptFunction, _reduce_script_function)
+register_reducer(torch._ops.OpOverload, _reduce_operator)
+register_reducer(torch._ops.OpOverloadPacket, _reduce_operators)

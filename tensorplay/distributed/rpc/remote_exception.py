@@ -1,18 +1,25 @@
-"""Exceptions across processes: described on the callee, rebuilt at the caller."""
+"""Exceptions across processes: described on the callee, rebuilt at the caller.
+
+An exception that passes through several processes, each a caller of the next, carries one
+text: every process adds the frames of its own, and none repeats those of the others.
+"""
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import traceback
+from types import TracebackType
 from typing import Any
 
-import cloudpickle
 import msgspec
 import tblib
 
+from tensorplay.distributed.rpc import payload
 from tensorplay.errors import ProtocolError, RemoteError
+
+#: Exceptions of a chain (``raise ... from ...``) that travel.
+_LONGEST_CHAIN = 10
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -24,8 +31,11 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
         traceback: The formatted traceback.
         worker: Name of the worker that raised it.
         worker_id: Rank or negative number of that worker.
-        pickled: The exception itself, if it can be pickled.
+        pickled: Payload frames of the exception, if it comes out of its pickle as it went in.
+        parts: Else, payload frames of its class, arguments and attributes, of the last two what
+            can be pickled.
         frames: Its traceback as JSON, for ``tblib``.
+        cause: The exception that it was raised from.
     """
 
     type: str
@@ -33,19 +43,33 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     traceback: str
     worker: str
     worker_id: int
-    pickled: bytes = b""
+    pickled: list[bytes] = []
+    parts: list[bytes] = []
     frames: bytes = b""
+    cause: Failure | None = None
 
 
-class RemoteTraceback(Exception):
-    """The traceback on the callee, as the cause of the exception that is raised here."""
+class RemoteTraceback(Exception):  # noqa: N818  (it tells of an error, and is none)
+    """The traceback on the callee, as the cause of an exception that cannot have notes.
 
-    def __init__(self, text: str) -> None:
+    Attributes:
+        depth: How many frames at the end of the exception's traceback it tells of.
+    """
+
+    def __init__(self, text: str, depth: int) -> None:
         super().__init__(text)
-        self.text = text
+        self.depth = depth
 
-    def __str__(self) -> str:
-        return self.text
+
+class _Note(str):
+    """The note of an exception with the traceback on the callee.
+
+    Attributes:
+        depth: How many frames at the end of the exception's traceback it tells of.
+    """
+
+    __slots__ = ("depth",)
+    depth: int
 
 
 _decoder = msgspec.msgpack.Decoder(Failure)
@@ -53,16 +77,7 @@ _decoder = msgspec.msgpack.Decoder(Failure)
 
 def describe(error: BaseException, worker: str, worker_id: int = 0) -> Failure:
     """Returns the description of an exception that a call has raised."""
-    kind = type(error)
-    return Failure(
-        f"{kind.__module__}.{kind.__qualname__}",
-        _text(error),
-        "".join(traceback.format_exception(kind, error, error.__traceback__)),
-        worker,
-        worker_id,
-        _pickled(error),
-        _frames(error),
-    )
+    return _describe(error, worker, worker_id, _format(error), _LONGEST_CHAIN)
 
 
 def encode(failure: Failure) -> bytes:
@@ -78,59 +93,122 @@ def decode(frame: bytes | memoryview) -> Failure:
     """
     try:
         return _decoder.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"not the description of an exception: {error}") from None
 
 
 def rebuild(failure: Failure) -> BaseException:
     """Returns the exception that was described.
 
-    It has its own type where that can be rebuilt here, else it is a ``RemoteError``. An
-    exception that would end a process (SystemExit, KeyboardInterrupt) is a ``RemoteError``,
-    too. The traceback on the callee is attached and printed with it.
+    It has its own type where that can be rebuilt here. If its class does not let itself be
+    made again from the exception's arguments, or an attribute cannot travel, it is of its own
+    type and a ``RemoteError`` at once. Else, and for what would end a process (SystemExit,
+    KeyboardInterrupt), it is a ``RemoteError``. The traceback on the callee is attached and
+    printed with it.
     """
-    error = _unpickled(failure)
-    if error is None:
-        error = RemoteError(
-            f"On WorkerInfo(id={failure.worker_id}, name={failure.worker}):\n"
-            f"Original exception on remote side was {failure.type}: {failure.message}",
-            remote_type=failure.type,
-            remote_message=failure.message,
-            remote_traceback=failure.traceback,
-            worker=failure.worker,
-        )
-    told = f"\nOn worker {failure.worker!r}:\n{failure.traceback}"
+    error = _rebuild(failure)
+    depth = _length(error.__traceback__)
+    text = f"\nOn worker {failure.worker!r}:\n{failure.traceback}"
     if sys.version_info >= (3, 11):
-        error.add_note(told)
+        note = _Note(text)
+        note.depth = depth
+        error.add_note(note)
     else:
-        error.__cause__ = RemoteTraceback(told)
-    return error.with_traceback(_traceback(failure))
+        error.__cause__ = RemoteTraceback(text, depth)
+    return error
+
+
+# ----------------------------------------------------------------------------- describing
+
+
+def _describe(
+    error: BaseException, worker: str, worker_id: int, text: str, longest: int
+) -> Failure:
+    cls = _class(error)
+    cause = error.__cause__
+    pickled = _pickled(error) if cls is type(error) else []
+    return Failure(
+        f"{cls.__module__}.{cls.__qualname__}",
+        _text(error),
+        text,
+        worker,
+        worker_id,
+        pickled,
+        [] if pickled else _parts(error, cls),
+        _frames(error),
+        None
+        if cause is None or isinstance(cause, RemoteTraceback) or longest == 1
+        else _describe(cause, worker, worker_id, "", longest - 1),
+    )
+
+
+def _class(error: BaseException) -> type[BaseException]:
+    """Returns the class that an exception had where it was raised."""
+    return getattr(type(error), "_remote_class", type(error))
 
 
 def _text(error: BaseException) -> str:
+    if hasattr(type(error), "_remote_class"):
+        return str(getattr(error, "remote_message", ""))
     try:
-        return str(error)
+        return _sendable(str(error))
     except Exception as second:  # an exception class whose __str__ is broken
         return f"<its text cannot be had: {type(second).__name__}>"
 
 
-def _pickled(error: BaseException) -> bytes:
-    try:
-        data = cloudpickle.dumps(error)
-        pickle.loads(data)  # many exceptions pickle, but cannot be rebuilt
-    except Exception:
-        return b""
-    return bytes(data)
+def _sendable(text: str) -> str:
+    """Returns a text without lone surrogates, which stand for undecodable bytes of file names."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _unpickled(failure: Failure) -> BaseException | None:
-    if not failure.pickled:
-        return None
+def _format(error: BaseException) -> str:
+    """Returns the traceback as text: of a remote exception, what its note does not tell."""
+    told = [*getattr(error, "__notes__", ()), error.__cause__]
+    depth = max((one.depth for one in told if isinstance(one, (_Note, RemoteTraceback))), default=0)
+    own = max(_length(error.__traceback__) - depth, 0) if depth else None
+    # The chain of a remote exception is in its note, too; a RemoteTraceback is in the chain.
+    chain = not depth or isinstance(error.__cause__, RemoteTraceback)
     try:
-        error = pickle.loads(failure.pickled)
-    except Exception:
-        return None
-    return error if isinstance(error, Exception) else None
+        lines = traceback.format_exception(
+            type(error), error, error.__traceback__, limit=own, chain=chain
+        )
+    except Exception as second:  # an exception class that breaks the formatting
+        return f"<its traceback cannot be had: {type(second).__name__}>"
+    return _sendable("".join(lines))
+
+
+def _length(frames: TracebackType | None) -> int:
+    return sum(1 for _ in traceback.walk_tb(frames))
+
+
+def _pickled(error: BaseException) -> list[bytes]:
+    try:
+        frames = [bytes(frame) for frame in payload.pack(error)]
+        copy = payload.unpack(frames)  # many exceptions pickle, but come out otherwise or not
+        return frames if type(copy) is type(error) and str(copy) == str(error) else []
+    except BaseException:  # whatever an exception class does: the caller waits for an answer
+        return []
+
+
+def _parts(error: BaseException, cls: type[BaseException]) -> list[bytes]:
+    args = [arg if _can_travel(arg) else repr(arg) for arg in error.args]
+    state = {
+        name: value
+        for name, value in getattr(error, "__dict__", {}).items()
+        if name != "__notes__" and _can_travel(value)
+    }
+    try:
+        return [bytes(frame) for frame in payload.pack((cls, args, state))]
+    except Exception:  # the class itself cannot travel
+        return []
+
+
+def _can_travel(value: Any) -> bool:
+    try:
+        payload.unpack([bytes(frame) for frame in payload.pack(value)])
+    except BaseException:
+        return False
+    return True
 
 
 def _frames(error: BaseException) -> bytes:
@@ -140,7 +218,77 @@ def _frames(error: BaseException) -> bytes:
         return b""
 
 
-def _traceback(failure: Failure) -> Any:
+# ----------------------------------------------------------------------------- rebuilding
+
+
+def _rebuild(failure: Failure) -> BaseException:
+    error = _unpickled(failure) or _put_together(failure)
+    if error is None:
+        error = RemoteError(_summary(failure))
+        _tell(error, failure)
+    notes = getattr(error, "__notes__", None)
+    if notes:  # what those of the other processes say is in the text of the last one
+        notes[:] = [note for note in notes if not isinstance(note, _Note)]
+    if failure.cause is not None:
+        error.__cause__ = _rebuild(failure.cause)
+    return error.with_traceback(_traceback(failure))
+
+
+def _unpickled(failure: Failure) -> Exception | None:
+    if not failure.pickled:
+        return None
+    try:
+        error = payload.unpack(failure.pickled)
+    except Exception:
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _put_together(failure: Failure) -> Exception | None:
+    """Returns an exception of its own class without running the class's constructor."""
+    if not failure.parts:
+        return None
+    try:
+        cls, args, state = payload.unpack(failure.parts)
+        if not issubclass(cls, Exception):
+            return None
+        kin = type(
+            cls.__name__,
+            (cls,) if issubclass(cls, RemoteError) else (cls, RemoteError),
+            {
+                "__module__": cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__str__": lambda self: self._remote_text,
+                "_remote_class": cls,
+            },
+        )
+        builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+        error = builtin.__new__(kin, *args)
+        error.args = tuple(args)
+        error.__dict__.update(state)
+        if "_remote_text" not in state:  # else another process has told already
+            error._remote_text = _summary(failure)
+            _tell(error, failure)
+    except Exception:  # it is told as a RemoteError then
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _summary(failure: Failure) -> str:
+    return (
+        f"On WorkerInfo(id={failure.worker_id}, name={failure.worker}):\n"
+        f"Original exception on remote side was {failure.type}: {failure.message}"
+    )
+
+
+def _tell(error: Any, failure: Failure) -> None:
+    error.remote_type = failure.type
+    error.remote_message = failure.message
+    error.remote_traceback = failure.traceback
+    error.worker = failure.worker
+
+
+def _traceback(failure: Failure) -> TracebackType | None:
     """Returns the callee's traceback as an object of this process.
 
     It is made in a thread of its own: its frames refer to those of the code that makes it,
@@ -148,12 +296,12 @@ def _traceback(failure: Failure) -> Any:
     """
     if not failure.frames:
         return None
-    made: list[Any] = []
+    made: list[TracebackType] = []
 
     def make() -> None:
         try:
-            made.append(tblib.Traceback.from_dict(msgspec.json.decode(failure.frames)))
-            made[0] = made[0].as_traceback()
+            found = tblib.Traceback.from_dict(msgspec.json.decode(failure.frames))
+            made.append(found.as_traceback())
         except Exception:
             made.clear()
 

@@ -1,91 +1,115 @@
-"""Tensors between devices and the host: the one place where calls copy them.
+"""Memory between devices and the host: the one place where calls copy it.
 
 A ``Stager`` copies; ``use`` puts another in its place, such as a fake in tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
+from tensorplay.errors import ConfigError
+
 
 class Stager(Protocol):
-    """Copies tensors to the host and to devices."""
+    """Copies memory, as one-dimensional tensors of bytes, to the host and to devices."""
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy in host memory with the values that the tensor has now."""
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Returns whether the elements of a tensor lie in host memory."""
 
-    def to_device(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Returns a copy of a host tensor on a device."""
+    def to_host(self, memory: torch.Tensor) -> torch.Tensor:
+        """Returns a copy in host memory with the values that ``memory`` has now."""
+
+    def to_device(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns a copy of host memory on a device."""
+
+    def devices(self) -> Sequence[str]:
+        """Returns the devices that there are beside the host, such as ``"cuda:0"``."""
 
 
 class DeviceStager:
-    """Copies on a stream of its own for each device, through pinned memory where it can."""
+    """Copies on a stream of its own for each CUDA device, through pinned memory where it can."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy in host memory with the values that the tensor has now."""
-        if tensor.device.type != "cuda" or tensor.layout is not torch.strided:
-            return tensor.cpu()
-        stream = self._stream(tensor.device)
-        # What the current stream has queued writes the values that are to be copied.
-        stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(stream):
-            host = torch.empty_strided(
-                tensor.size(), tensor.stride(), dtype=tensor.dtype, pin_memory=True
-            )
-            host.copy_(tensor, non_blocking=True)
-            tensor.record_stream(stream)
-        stream.synchronize()
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Returns whether the elements of a tensor lie in host memory."""
+        return tensor.is_cpu
+
+    def to_host(self, memory: torch.Tensor) -> torch.Tensor:
+        """Returns a copy in host memory with the values that ``memory`` has now."""
+        if memory.device.type != "cuda":
+            return memory.cpu()
+        host = _pinned(memory.numel())
+        self._copy(host, memory, memory.device)
         return host
 
-    def to_device(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Returns a copy of a host tensor on a device."""
-        if device.type != "cuda" or tensor.layout is not torch.strided:
-            return tensor.to(device)
-        stream = self._stream(device)
-        with torch.cuda.stream(stream):
-            copy = tensor.to(device, non_blocking=True)
-        # The values must be there for whatever is queued next, and the host memory in use
-        # until they are.
-        torch.cuda.current_stream(device).wait_stream(stream)
-        copy.record_stream(torch.cuda.current_stream(device))
-        stream.synchronize()
+    def to_device(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns a copy of host memory on a device."""
+        if device.type != "cuda":
+            return memory.to(device)
+        copy = torch.empty(memory.numel(), dtype=torch.uint8, device=device)
+        self._copy(copy, memory, copy.device)
         return copy
 
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+    def devices(self) -> Sequence[str]:
+        """Returns the devices that there are beside the host, such as ``"cuda:0"``."""
+        if not torch.accelerator.is_available():
+            return []
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None
+        return [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, device: torch.device) -> None:
+        """Copies, and waits for this copy alone: not for what else the device has to do."""
         stream = self._streams.get(device)
         if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)
-        return stream
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        # What the current stream has queued writes the source, or still reads what was in the
+        # target's memory before.
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        stream.record_event().synchronize()
 
 
-_stager: Stager = DeviceStager()
+def is_host(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements of a tensor lie in host memory."""
+    return _stager.is_host(tensor)
 
 
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy in host memory with the values that the tensor has now."""
-    return _stager.to_host(tensor)
+def to_host(memory: torch.Tensor) -> torch.Tensor:
+    """Returns a copy in host memory with the values that ``memory`` has now.
+
+    Args:
+        memory: Of shape (n,) and dtype uint8, on a device.
+    """
+    return _stager.to_host(memory)
 
 
-def to_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """Returns a copy of a host tensor on a device of this process.
+def to_device(memory: torch.Tensor, device: str) -> torch.Tensor:
+    """Returns a copy of host memory on a device of this process.
+
+    Args:
+        memory: Of shape (n,) and dtype uint8.
+        device: Such as ``"cuda:1"``.
 
     Raises:
-        RuntimeError: If there is no such device; the text says which there are.
+        ConfigError: If there is no such device; the text says which there are.
+        RuntimeError: If ``device`` is no name of a device.
     """
     target = torch.device(device)
-    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
-        raise RuntimeError(
-            f"a tensor was sent to {device}, but this process has "
-            f"{torch.cuda.device_count()} CUDA devices; mend the sender's device map"
+    available = _stager.devices()
+    if f"{target.type}:{target.index or 0}" not in available:
+        raise ConfigError(
+            f"a tensor was sent to the device {device!r}, which this process lacks: it has "
+            f"{', '.join(['cpu', *available])}; mend the device map of the sender"
         )
-    return _stager.to_device(tensor, target)
+    return _stager.to_device(memory, target)
 
 
 @contextmanager
@@ -97,3 +121,13 @@ def use(stager: Stager) -> Iterator[None]:
         yield
     finally:
         _stager = before
+
+
+def _pinned(nbytes: int) -> torch.Tensor:
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:  # as much is pinned as the system allows
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+
+_stager: Stager = DeviceStager()

@@ -17,35 +17,21 @@ on the host.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntFlag
-from typing import Any
 
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import staging
-from tensorplay.errors import ProtocolError, SerializationError
+from tensorplay.distributed.rpc import buffers, placement, staging
+from tensorplay.distributed.rpc.buffers import Buffer
+from tensorplay.distributed.rpc.placement import Place
+from tensorplay.errors import ConfigError, ProtocolError, SerializationError
 
-#: Buffers up to this size are Python bytes; larger ones come from ``allocate``.
-SMALL_BYTES = 64 << 10
-#: A view may take along so many times the memory of its own elements.
-SPREAD = 2
+#: Bits of ``Descriptor.flags``.
+REQUIRES_GRAD, CONJ, NEG, PARAMETER, COALESCED = 1, 2, 4, 8, 16
 
-Buffer = bytes | memoryview
-
-
-class Flag(IntFlag):
-    """What else there is to a tensor."""
-
-    REQUIRES_GRAD = 1
-    CONJ = 2
-    NEG = 4
-    PARAMETER = 8
-    COALESCED = 16
-    BUFFER = 32  # torch.nn.Buffer
-    PERSISTENT = 64  # of a torch.nn.Buffer
+#: Where a tensor on a device of this process goes.
+DeviceMap = Mapping[torch.device, torch.device]
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
@@ -58,10 +44,11 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         stride: Strides in elements; empty for layouts without.
         buffer: Number of the buffer with the elements, -1 for none.
         offset: Where in the buffer the tensor begins, in elements.
-        flags: See ``Flag``.
+        flags: ``REQUIRES_GRAD``, ``CONJ``, ``NEG``, ``PARAMETER``, ``COALESCED``.
         device: Where the receiver puts it.
-        parts: The tensors that a sparse or quantized one consists of.
-        extra: Scale and zero point, or axis, of a quantized tensor.
+        parts: Indices and values of a sparse tensor; scales and zero points of one that is
+            quantized per channel.
+        extra: Scale and zero point of a quantized tensor, or the axis of its channels.
     """
 
     layout: str
@@ -82,29 +69,22 @@ _DTYPES = {
     if isinstance(value, torch.dtype)
 }
 _NAMES = {value: name for name, value in _DTYPES.items()}
-_SPARSE = {
-    torch.sparse_csr: ("crow_indices", "col_indices"),
-    torch.sparse_csc: ("ccol_indices", "row_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+_LAYOUTS = {
+    "sparse_csr": torch.sparse_csr,
+    "sparse_csc": torch.sparse_csc,
+    "sparse_bsr": torch.sparse_bsr,
+    "sparse_bsc": torch.sparse_bsc,
 }
-_COMPRESSED = {str(layout): layout for layout in _SPARSE}
-
-
-def allocate(nbytes: int) -> memoryview:
-    """Returns a writable buffer of so many bytes, aligned for every dtype, not cleared."""
-    if nbytes == 0:
-        return memoryview(bytearray())
-    tensor = torch.empty(nbytes, dtype=torch.uint8)
-    array = _array(tensor.data_ptr(), nbytes)
-    array._owner = tensor  # type: ignore[attr-defined]  # the view keeps the array, that the tensor
-    return memoryview(array).cast("B")
+_COMPRESSED = {layout: name for name, layout in _LAYOUTS.items()}
+_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_CPU = torch.device("cpu")
+#: No tensor has more dimensions than this.
+_MOST_DIMENSIONS = 64
+_LARGEST = 2**63 - 1
 
 
 def encode(
-    tensors: Sequence[torch.Tensor],
-    *,
-    device_map: Mapping[torch.device, torch.device] | None = None,
+    tensors: Sequence[torch.Tensor], *, device_map: DeviceMap | None = None
 ) -> tuple[list[Descriptor], list[Buffer]]:
     """Returns the descriptors of tensors, and the buffers with their elements.
 
@@ -113,283 +93,299 @@ def encode(
         device_map: Where a tensor on a device of this process goes; on the host if not mapped.
 
     Raises:
-        SerializationError: If a tensor cannot travel (a nested one, an opaque layout).
+        SerializationError: If a tensor cannot travel: a nested one, an opaque layout, one
+            without memory of its own.
     """
-    encoder = _Encoder(device_map or {})
-    planned = [encoder.plan(tensor) for tensor in tensors]
-    encoder.lay_out()
-    return [plan() for plan in planned], encoder.buffers
+    planner = _Planner(device_map or {})
+    plans = [planner.plan(tensor) for tensor in tensors]
+    places, contents = placement.place(planner.strided)
+    return [plan(places) for plan in plans], contents
 
 
-def decode(descriptors: Sequence[Descriptor], buffers: Sequence[Buffer]) -> list[torch.Tensor]:
+def check(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises what ``encode`` would raise, but copies nothing.
+
+    Raises:
+        SerializationError: If a tensor cannot travel.
+    """
+    planner = _Planner({})
+    for tensor in tensors:
+        planner.plan(tensor)
+
+
+def decode(descriptors: Sequence[Descriptor], contents: Sequence[Buffer]) -> list[torch.Tensor]:
     """Returns the tensors that descriptors and buffers stand for.
 
     A writable, aligned buffer becomes a tensor's memory without a copy.
 
     Raises:
         ProtocolError: If they do not fit each other.
-        RuntimeError: If a tensor belongs on a device that this process lacks.
+        ConfigError: If a tensor belongs on a device that this process lacks.
     """
-    storages: dict[int, torch.UntypedStorage] = {}
-    try:
-        return [_decode(descriptor, buffers, storages) for descriptor in descriptors]
-    except (KeyError, IndexError, OverflowError) as error:
-        raise ProtocolError(f"a tensor is described wrongly: {error!r}") from None
+    decoder = _Decoder(contents)
+    if not torch.is_inference_mode_enabled():
+        return [decoder.tensor(descriptor) for descriptor in descriptors]
+    with torch.inference_mode(False):  # what arrives is used outside of it, too
+        return [decoder.tensor(descriptor) for descriptor in descriptors]
 
 
-class _Encoder:
-    """Describes tensors in three steps: plan each, lay out their memory, describe each."""
+#: Makes a descriptor, once the strided tensors have their places.
+_Plan = Callable[[Sequence[Place]], Descriptor]
 
-    def __init__(self, device_map: Mapping[torch.device, torch.device]) -> None:
-        self.buffers: list[Buffer] = []
+
+class _Planner:
+    """Collects the strided tensors that tensors consist of, and plans their descriptors."""
+
+    def __init__(self, device_map: DeviceMap) -> None:
+        self.strided: list[torch.Tensor] = []
         self._device_map = device_map
-        self._strided: list[torch.Tensor] = []
-        self._places: dict[int, tuple[int, int, list[int]]] = {}  # buffer, offset, stride
 
-    def plan(self, tensor: torch.Tensor) -> Callable[[], Descriptor]:
-        """Returns what describes the tensor once memory is laid out."""
-        flags = _flags(tensor)
-        device = "cpu"
-        tensor = tensor.detach()
-        if tensor.is_nested or tensor.layout is torch.jagged:
+    def plan(self, tensor: torch.Tensor) -> _Plan:
+        try:
+            return self._plan(tensor)
+        except RuntimeError as error:
+            # A tensor inside of vmap or grad, or of a backend without memory of its own.
+            raise SerializationError(f"a tensor cannot be sent: {error}") from error
+
+    def _plan(self, tensor: torch.Tensor) -> _Plan:
+        flags = REQUIRES_GRAD if tensor.requires_grad else 0
+        if isinstance(tensor, torch.nn.Parameter):
+            flags |= PARAMETER
+        if tensor.is_nested:
             raise SerializationError(
-                "a nested tensor cannot be sent; send its parts (tensor.unbind()) instead"
+                f"a nested tensor of layout {tensor.layout} cannot be sent; send its parts "
+                "(tensor.unbind()) instead"
             )
-        if tensor.is_meta:
-            return lambda: self._plain(tensor, "meta", flags, stride=list(tensor.stride()))
-        if tensor.device.type != "cpu":
-            device = str(self._device_map.get(tensor.device, "cpu"))
-            tensor = staging.to_host(tensor)
-        if tensor.layout is torch.sparse_coo:
-            parts = (tensor._indices(), tensor._values())
-            return self._composed(tensor, "sparse_coo", flags, device, parts)
-        if tensor.layout in _SPARSE:
-            names = _SPARSE[tensor.layout]
-            parts = (*(getattr(tensor, name)() for name in names), tensor.values())
-            layout = str(tensor.layout).removeprefix("torch.")
-            return self._composed(tensor, layout, flags, device, parts)
-        if tensor.layout is not torch.strided:
-            raise SerializationError(f"a tensor of layout {tensor.layout} cannot be sent")
-        if tensor.is_quantized:
-            return self._quantized(tensor, flags, device)
+        layout = tensor.layout
+        if layout is not torch.strided:
+            return self._sparse(tensor.detach(), layout, flags)
         if tensor.is_conj():
-            tensor = tensor.conj()
+            flags |= CONJ
+            tensor = tensor.detach().conj()
         if tensor.is_neg():
-            tensor = torch._neg_view(tensor)
-        self._strided.append(tensor)
-        return lambda: self._dense(tensor, flags, device)
+            flags |= NEG
+            tensor = torch._neg_view(tensor.detach())
+        if tensor.is_quantized:
+            return self._quantized(tensor.detach(), flags)
+        return self._meta(tensor, flags) if tensor.is_meta else self._strided(tensor, flags)
 
-    def lay_out(self) -> None:
-        """Assigns a place in a buffer to each strided tensor."""
-        shared: dict[int, list[torch.Tensor]] = {}
-        for tensor in self._strided:
-            if tensor.numel():
-                shared.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        for tensors in shared.values():
-            if len(tensors) == 1:
-                self._place_alone(tensors[0])
-            else:
-                self._place_together(tensors)
-
-    def _place_alone(self, tensor: torch.Tensor) -> None:
-        key = id(tensor)
-        nbytes = _extent(tensor) * tensor.itemsize
-        if nbytes > max(SMALL_BYTES, SPREAD * tensor.numel() * tensor.itemsize):
-            tensor = tensor.contiguous()
-            nbytes = tensor.numel() * tensor.itemsize
-        self._places[key] = (len(self.buffers), 0, list(tensor.stride()))
-        self.buffers.append(_snapshot(tensor.data_ptr(), nbytes))
-
-    def _place_together(self, tensors: list[torch.Tensor]) -> None:
-        size = max(tensor.itemsize for tensor in tensors)
-        first = min(tensor.data_ptr() for tensor in tensors)
-        base = tensors[0].untyped_storage().data_ptr()
-        first -= (first - base) % size  # so that every offset is a whole number of elements
-        last = max(tensor.data_ptr() + _extent(tensor) * tensor.itemsize for tensor in tensors)
-        for tensor in tensors:
-            offset = (tensor.data_ptr() - first) // tensor.itemsize
-            self._places[id(tensor)] = (len(self.buffers), offset, list(tensor.stride()))
-        self.buffers.append(_snapshot(first, last - first))
-
-    def _dense(self, tensor: torch.Tensor, flags: int, device: str) -> Descriptor:
-        buffer, offset, stride = self._places.get(id(tensor), (-1, 0, list(tensor.stride())))
-        return self._plain(tensor, "strided", flags, device, stride, buffer, offset)
-
-    def _plain(
+    def _strided(
         self,
         tensor: torch.Tensor,
-        layout: str,
         flags: int,
-        device: str = "cpu",
-        stride: list[int] | None = None,
-        buffer: int = -1,
-        offset: int = 0,
-    ) -> Descriptor:
-        return Descriptor(
-            layout,
-            _NAMES[tensor.dtype],
-            list(tensor.shape),
-            stride or [],
-            buffer,
-            offset,
-            flags,
-            device,
-        )
-
-    def _composed(
-        self,
-        tensor: torch.Tensor,
-        layout: str,
-        flags: int,
-        device: str,
-        parts: Sequence[torch.Tensor],
+        layout: str = "strided",
+        parts: Sequence[_Plan] = (),
         extra: Sequence[float] = (),
-    ) -> Callable[[], Descriptor]:
-        planned = [self.plan(part) for part in parts]
-        return lambda: Descriptor(
-            layout,
-            _NAMES[tensor.dtype],
-            list(tensor.shape),
+    ) -> _Plan:
+        placement.check(tensor)
+        number = len(self.strided)
+        self.strided.append(tensor)
+        dtype, shape, device = _NAMES[tensor.dtype], list(tensor.shape), self._target(tensor)
+
+        def describe(places: Sequence[Place]) -> Descriptor:
+            buffer, offset, stride = places[number]
+            done = [part(places) for part in parts]
+            return Descriptor(
+                layout, dtype, shape, stride, buffer, offset, flags, device, done, list(extra)
+            )
+
+        return describe
+
+    def _target(self, tensor: torch.Tensor) -> str:
+        device = tensor.device
+        if not self._device_map and device == _CPU:
+            return "cpu"
+        return str(self._device_map.get(device, "cpu"))
+
+    def _meta(self, tensor: torch.Tensor, flags: int) -> _Plan:
+        made = Descriptor(
+            "meta", _NAMES[tensor.dtype], list(tensor.shape), list(tensor.stride()), flags=flags
+        )
+        return lambda places: made
+
+    def _quantized(self, tensor: torch.Tensor, flags: int) -> _Plan:
+        if tensor.is_meta:
+            raise SerializationError("a quantized tensor of the meta device cannot be sent")
+        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            extra = (tensor.q_scale(), float(tensor.q_zero_point()))
+            return self._strided(tensor, flags, "quantized", extra=extra)
+        parts = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
+        plans = [self._plan(part) for part in parts]
+        axis = float(tensor.q_per_channel_axis())
+        return self._strided(tensor, flags, "quantized", plans, (axis,))
+
+    def _sparse(self, tensor: torch.Tensor, layout: torch.layout, flags: int) -> _Plan:
+        if tensor.is_meta:
+            raise SerializationError("a sparse tensor of the meta device cannot be sent")
+        if layout is torch.sparse_coo:
+            name = "sparse_coo"
+            parts: tuple[torch.Tensor, ...] = (tensor._indices(), tensor._values())
+            flags |= COALESCED if tensor.is_coalesced() else 0
+        elif layout in _COMPRESSED:
+            name = _COMPRESSED[layout]
+            if layout in _BY_ROWS:
+                parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+            else:
+                parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+        else:
+            raise SerializationError(
+                f"a tensor of layout {layout} cannot be sent; send tensor.to_dense() instead"
+            )
+        plans = [self._plan(part) for part in parts]
+        dtype, shape, device = _NAMES[tensor.dtype], list(tensor.shape), self._target(tensor)
+        return lambda places: Descriptor(
+            name,
+            dtype,
+            shape,
             flags=flags,
             device=device,
-            parts=[plan() for plan in planned],
-            extra=list(extra),
+            parts=[plan(places) for plan in plans],
         )
 
-    def _quantized(self, tensor: torch.Tensor, flags: int, device: str) -> Callable[[], Descriptor]:
-        parts = [tensor.int_repr()]
-        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-            extra = [tensor.q_scale(), float(tensor.q_zero_point())]
-        else:
-            parts += [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
-            extra = [float(tensor.q_per_channel_axis())]
-        return self._composed(tensor, "quantized", flags, device, parts, extra)
 
+class _Decoder:
+    """Makes tensors of descriptors that may be wrong, and of the buffers of one message."""
 
-def _flags(tensor: torch.Tensor) -> int:
-    flags = Flag.REQUIRES_GRAD if tensor.requires_grad else Flag(0)
-    if isinstance(tensor, torch.nn.Parameter):
-        flags |= Flag.PARAMETER
-    elif isinstance(tensor, torch.nn.Buffer) and type(tensor) is not torch.Tensor:
-        flags |= Flag.BUFFER | (Flag.PERSISTENT if tensor.persistent else 0)
-    if tensor.layout is torch.strided and not tensor.is_nested:
-        if tensor.is_conj():
-            flags |= Flag.CONJ
-        if tensor.is_neg():
-            flags |= Flag.NEG
-    elif tensor.layout is torch.sparse_coo and tensor.is_coalesced():
-        flags |= Flag.COALESCED
-    return int(flags)
+    def __init__(self, contents: Sequence[Buffer]) -> None:
+        self._contents = contents
+        self._memory: dict[tuple[int, str], torch.Tensor] = {}
 
+    def tensor(self, descriptor: Descriptor) -> torch.Tensor:
+        try:
+            dtype = _DTYPES[descriptor.dtype]
+        except KeyError:
+            raise ProtocolError(f"a tensor has the unknown dtype {descriptor.dtype!r}") from None
+        flags = descriptor.flags
+        try:
+            tensor = self._make(descriptor, dtype)
+            if not flags:
+                return tensor
+            if flags & CONJ:
+                torch._C._set_conj(tensor, True)
+            if flags & NEG:
+                torch._C._set_neg(tensor, True)
+            if flags & PARAMETER:
+                return torch.nn.Parameter(tensor, bool(flags & REQUIRES_GRAD))
+            return tensor.requires_grad_() if flags & REQUIRES_GRAD else tensor
+        except (ConfigError, ProtocolError, torch.OutOfMemoryError):
+            raise
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            text = str(error).partition("\n")[0]
+            raise ProtocolError(
+                f"a {descriptor.layout} tensor is described wrongly: {text}"
+            ) from error
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Returns how many elements there are from the first in memory to the last."""
-    return 1 + sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def _array(address: int, nbytes: int) -> Any:
-    return (ctypes.c_char * nbytes).from_address(address)
-
-
-def _snapshot(address: int, nbytes: int) -> Buffer:
-    """Returns a copy of memory."""
-    if nbytes <= SMALL_BYTES:
-        return ctypes.string_at(address, nbytes)
-    source = torch.frombuffer(_array(address, nbytes), dtype=torch.uint8)
-    copy = allocate(nbytes)
-    torch.frombuffer(copy, dtype=torch.uint8).copy_(source)  # uses several threads
-    return copy
-
-
-def _decode(
-    descriptor: Descriptor, buffers: Sequence[Buffer], storages: dict[int, torch.UntypedStorage]
-) -> torch.Tensor:
-    dtype = _DTYPES[descriptor.dtype]
-    if descriptor.layout == "strided":
-        tensor = _strided(descriptor, dtype, buffers, storages)
-    elif descriptor.layout == "meta":
-        tensor = torch.empty_strided(
-            descriptor.shape, descriptor.stride, dtype=dtype, device="meta"
-        )
-    else:
-        parts = [_decode(part, buffers, storages) for part in descriptor.parts]
-        tensor = _compose(descriptor, dtype, parts)
-    if descriptor.flags & Flag.CONJ:
-        tensor = tensor.conj()
-    if descriptor.flags & Flag.NEG:
-        tensor = torch._neg_view(tensor)
-    if descriptor.device != "cpu":
-        tensor = staging.to_device(tensor, descriptor.device)
-    requires_grad = bool(descriptor.flags & Flag.REQUIRES_GRAD)
-    if descriptor.flags & Flag.PARAMETER:
-        return torch.nn.Parameter(tensor, requires_grad)
-    if descriptor.flags & Flag.BUFFER:
-        return torch.nn.Buffer(tensor, persistent=bool(descriptor.flags & Flag.PERSISTENT))
-    return tensor.requires_grad_() if requires_grad else tensor
-
-
-def _strided(
-    descriptor: Descriptor,
-    dtype: torch.dtype,
-    buffers: Sequence[Buffer],
-    storages: dict[int, torch.UntypedStorage],
-) -> torch.Tensor:
-    shape, stride = descriptor.shape, descriptor.stride
-    if len(shape) != len(stride) or any(n < 0 for n in (*shape, *stride, descriptor.offset)):
-        raise ProtocolError(f"a tensor has the shape {shape} and the strides {stride}")
-    if 0 in shape:
-        return torch.empty_strided(shape, stride, dtype=dtype)
-    if not 0 <= descriptor.buffer < len(buffers):
-        raise ProtocolError(f"a tensor lies in buffer {descriptor.buffer} of {len(buffers)}")
-    storage = storages.get(descriptor.buffer)
-    if storage is None:
-        storage = storages[descriptor.buffer] = _storage(buffers[descriptor.buffer])
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    if (descriptor.offset + extent) * dtype.itemsize > storage.nbytes():
-        raise ProtocolError(
-            f"a tensor of shape {shape} needs more than the {storage.nbytes()} bytes it lies in"
-        )
-    with torch.inference_mode(False), torch.no_grad():
-        # Not a view in the sense of autograd, whatever shares the storage.
-        return torch.empty(0, dtype=dtype).set_(storage, descriptor.offset, shape, stride)
-
-
-def _storage(buffer: Buffer) -> torch.UntypedStorage:
-    view = memoryview(buffer)
-    if view.nbytes and not view.readonly:
-        direct = torch.frombuffer(view, dtype=torch.uint8)
-        if direct.data_ptr() % 16 == 0:
-            return direct.untyped_storage()
-    own = torch.empty(view.nbytes, dtype=torch.uint8)
-    ctypes.memmove(own.data_ptr(), bytes(view), view.nbytes)
-    return own.untyped_storage()
-
-
-def _compose(
-    descriptor: Descriptor, dtype: torch.dtype, parts: list[torch.Tensor]
-) -> torch.Tensor:
-    shape = descriptor.shape
-    try:
-        if descriptor.layout == "sparse_coo":
+    def _make(self, descriptor: Descriptor, dtype: torch.dtype) -> torch.Tensor:
+        layout, shape = descriptor.layout, descriptor.shape
+        if layout == "strided":
+            _check_sizes(descriptor)
+            return self._fill(torch.empty, descriptor, dtype)
+        if layout == "quantized":
+            _check_sizes(descriptor)
+            return self._fill(self._quantizer(descriptor), descriptor, dtype)
+        if layout == "meta":
+            _check_sizes(descriptor)
+            return torch.empty_strided(shape, descriptor.stride, dtype=dtype, device="meta")
+        if layout == "sparse_coo":
+            indices, values = self._parts(descriptor, 2)
+            coalesced = bool(descriptor.flags & COALESCED)
             return torch.sparse_coo_tensor(
-                parts[0],
-                parts[1],
-                shape,
-                check_invariants=True,
-                is_coalesced=bool(descriptor.flags & Flag.COALESCED),
+                indices, values, shape, dtype=dtype, check_invariants=True, is_coalesced=coalesced
             )
-        if descriptor.layout == "quantized":
-            if len(parts) == 1:
-                scale, zero_point = descriptor.extra
-                return torch._make_per_tensor_quantized_tensor(parts[0], scale, int(zero_point))
-            return torch._make_per_channel_quantized_tensor(
-                parts[0], parts[1], parts[2], int(descriptor.extra[0])
-            )
-        layout = _COMPRESSED[f"torch.{descriptor.layout}"]
+        if layout not in _LAYOUTS:
+            raise ProtocolError(f"a tensor has the unknown layout {layout!r}")
+        outer, inner, values = self._parts(descriptor, 3)
         return torch.sparse_compressed_tensor(
-            *parts, size=shape, dtype=dtype, layout=layout, check_invariants=True
+            outer,
+            inner,
+            values,
+            shape,
+            dtype=dtype,
+            layout=_LAYOUTS[layout],
+            check_invariants=True,
         )
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a {descriptor.layout} tensor is described wrongly: {error}") from None
+
+    def _parts(self, descriptor: Descriptor, count: int) -> list[torch.Tensor]:
+        """Returns the parts, which have none themselves: no description is without end."""
+        parts = descriptor.parts
+        if len(parts) != count or any(part.layout != "strided" for part in parts):
+            raise ProtocolError(
+                f"a {descriptor.layout} tensor consists of {count} strided ones, this one of "
+                f"{[part.layout for part in parts]}"
+            )
+        return [self.tensor(part) for part in parts]
+
+    def _quantizer(self, descriptor: Descriptor) -> Callable[..., torch.Tensor]:
+        """Returns what makes an empty tensor with the quantizer of the one described."""
+        shape, extra = descriptor.shape, descriptor.extra
+        if not descriptor.parts:
+            scale, zero_point = extra
+            return lambda _, **kwargs: torch._empty_affine_quantized(
+                (0,), scale=scale, zero_point=int(zero_point), **kwargs
+            )
+        scales, zero_points = self._parts(descriptor, 2)
+        axis = int(extra[0])
+        if not 0 <= axis < len(shape) or not (scales.shape == zero_points.shape == (shape[axis],)):
+            raise ProtocolError(
+                f"a tensor of shape {shape} is quantized along axis {axis} with "
+                f"{list(scales.shape)} scales and {list(zero_points.shape)} zero points"
+            )
+        none = [size if index == axis else 0 for index, size in enumerate(shape)]
+        return lambda _, **kwargs: torch._empty_per_channel_affine_quantized(
+            none, scales=scales, zero_points=zero_points, axis=axis, **kwargs
+        )
+
+    def _fill(
+        self, empty: Callable[..., torch.Tensor], descriptor: Descriptor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Returns a tensor that lies in a buffer.
+
+        Its memory is set, so that autograd takes it for no view, whatever shares the memory.
+        """
+        shape, stride, offset = descriptor.shape, descriptor.stride, descriptor.offset
+        if 0 in shape:
+            memory = torch.empty(0, dtype=torch.uint8)
+            if descriptor.device != "cpu":
+                memory = staging.to_device(memory, descriptor.device)
+            offset = 0
+        else:
+            memory = self._bytes(descriptor.buffer, descriptor.device)
+            needed = placement.nbytes(offset + placement.extent(shape, stride), dtype)
+            if needed > memory.numel():
+                raise ProtocolError(
+                    f"a tensor of shape {shape} needs {needed} bytes of a buffer of "
+                    f"{memory.numel()}"
+                )
+        tensor = empty(0, dtype=dtype, device=memory.device)
+        return tensor.set_(memory.untyped_storage(), offset, shape, stride)
+
+    def _bytes(self, number: int, device: str) -> torch.Tensor:
+        """Returns the bytes of a buffer, on a device; the same ones to all that share it."""
+        memory = self._memory.get((number, device))
+        if memory is None:
+            if not 0 <= number < len(self._contents) or not len(self._contents[number]):
+                raise ProtocolError(
+                    f"a tensor lies in buffer {number}; there are {len(self._contents)}, and "
+                    "empty ones hold none"
+                )
+            memory = buffers.as_tensor(self._contents[number])
+            if device != "cpu":
+                memory = staging.to_device(memory, device)
+            self._memory[number, device] = memory
+        return memory
+
+
+def _check_sizes(descriptor: Descriptor) -> None:
+    shape, stride = descriptor.shape, descriptor.stride
+    if (
+        len(shape) != len(stride)
+        or len(shape) > _MOST_DIMENSIONS
+        or min(shape, default=0) < 0
+        or min(stride, default=0) < 0
+        or descriptor.offset < 0
+        or placement.extent(shape, stride) > _LARGEST
+    ):
+        raise ProtocolError(
+            f"no tensor has the shape {shape}, the strides {stride} and the offset "
+            f"{descriptor.offset}"
+        )
