@@ -349,9 +349,11 @@ def test_handles_dropped_by_the_garbage_collector_while_calling(own_cluster: Sta
 
     def drop() -> None:
         while not stop.is_set():
-            cycle: list[object] = [rpc.remote("worker0", helpers.Counter)]
+            rref = rpc.remote("worker0", helpers.Counter)
+            assert rref.rpc_sync().increment() == 1
+            cycle: list[object] = [rref]
             cycle.append(cycle)
-            del cycle
+            del cycle, rref
             gc.collect(0)  # the young objects: the cycle is among them
 
     threads = [threading.Thread(target=drop) for _ in range(2)]
