@@ -109,9 +109,9 @@ def _build_rpc_profiling_key(
 
 def _start_record_function(
     exec_type: RPCExecMode, func_name: str, current_worker_name: str, dest_worker_name: str
-) -> Any:
-    """Returns a record of a call that the running profiler has begun."""
+) -> torch.autograd.profiler.record_function:
+    """Returns a record of a call, begun; its ``__exit__`` ends it."""
     key = _build_rpc_profiling_key(exec_type, func_name, current_worker_name, dest_worker_name)
-    record = torch.autograd._RecordFunction()  # type: ignore[attr-defined]
-    torch.autograd._run_before_callbacks(record, key)  # type: ignore[attr-defined]
+    record = torch.autograd.profiler.record_function(key)
+    record.__enter__()  # type: ignore[no-untyped-call]
     return record

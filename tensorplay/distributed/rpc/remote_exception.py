@@ -112,9 +112,9 @@ def rebuild(failure: Failure) -> BaseException:
     if sys.version_info >= (3, 11):
         note = _Note(text)
         note.depth = depth
-        error.add_note(note)
+        _set(error, "__notes__", [*getattr(error, "__notes__", ()), note])
     else:
-        error.__cause__ = RemoteTraceback(text, depth)
+        _set(error, "__cause__", RemoteTraceback(text, depth))
     return error
 
 
@@ -228,9 +228,9 @@ def _rebuild(failure: Failure) -> BaseException:
         _tell(error, failure)
     notes = getattr(error, "__notes__", None)
     if notes:  # what those of the other processes say is in the text of the last one
-        notes[:] = [note for note in notes if not isinstance(note, _Note)]
+        _set(error, "__notes__", [note for note in notes if not isinstance(note, _Note)])
     if failure.cause is not None:
-        error.__cause__ = _rebuild(failure.cause)
+        _set(error, "__cause__", _rebuild(failure.cause))
     return error.with_traceback(_traceback(failure))
 
 
@@ -264,10 +264,10 @@ def _put_together(failure: Failure) -> Exception | None:
         )
         builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
         error = builtin.__new__(kin, *args)
-        error.args = tuple(args)
+        _set(error, "args", tuple(args))
         error.__dict__.update(state)
         if "_remote_text" not in state:  # else another process has told already
-            error._remote_text = _summary(failure)
+            _set(error, "_remote_text", _summary(failure))
             _tell(error, failure)
     except Exception:  # it is told as a RemoteError then
         return None
@@ -282,10 +282,15 @@ def _summary(failure: Failure) -> str:
 
 
 def _tell(error: Any, failure: Failure) -> None:
-    error.remote_type = failure.type
-    error.remote_message = failure.message
-    error.remote_traceback = failure.traceback
-    error.worker = failure.worker
+    _set(error, "remote_type", failure.type)
+    _set(error, "remote_message", failure.message)
+    _set(error, "remote_traceback", failure.traceback)
+    _set(error, "worker", failure.worker)
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    """Sets an attribute, also of an exception that is frozen (a data class can be)."""
+    BaseException.__setattr__(error, name, value)
 
 
 def _traceback(failure: Failure) -> TracebackType | None:
