@@ -16,15 +16,6 @@ from tensorplay.distributed.rpc import (
 )
 from tensorplay.distributed.rpc.api import (
     RRef,
-    _all_gather as _all_gather,
-    _barrier as _barrier,
-    _delete_all_user_and_unforked_owner_rrefs as _delete_all_user_and_unforked_owner_rrefs,
-    _get_current_rpc_agent as _get_current_rpc_agent,
-    _is_current_rpc_agent_set as _is_current_rpc_agent_set,
-    _set_rpc_timeout as _set_rpc_timeout,
-    _use_rpc_pickler as _use_rpc_pickler,
-    _wait_all as _wait_all,
-    _wait_all_workers as _wait_all_workers,
     get_rpc_timeout,
     get_worker_info,
     list_workers,
@@ -33,6 +24,33 @@ from tensorplay.distributed.rpc.api import (
     rpc_sync,
     shutdown,
     wait_for_workers,
+)
+from tensorplay.distributed.rpc.api import (
+    _all_gather as _all_gather,
+)
+from tensorplay.distributed.rpc.api import (
+    _barrier as _barrier,
+)
+from tensorplay.distributed.rpc.api import (
+    _delete_all_user_and_unforked_owner_rrefs as _delete_all_user_and_unforked_owner_rrefs,
+)
+from tensorplay.distributed.rpc.api import (
+    _get_current_rpc_agent as _get_current_rpc_agent,
+)
+from tensorplay.distributed.rpc.api import (
+    _is_current_rpc_agent_set as _is_current_rpc_agent_set,
+)
+from tensorplay.distributed.rpc.api import (
+    _set_rpc_timeout as _set_rpc_timeout,
+)
+from tensorplay.distributed.rpc.api import (
+    _use_rpc_pickler as _use_rpc_pickler,
+)
+from tensorplay.distributed.rpc.api import (
+    _wait_all as _wait_all,
+)
+from tensorplay.distributed.rpc.api import (
+    _wait_all_workers as _wait_all_workers,
 )
 from tensorplay.distributed.rpc.backend_registry import BackendType
 from tensorplay.distributed.rpc.future import Future
@@ -52,16 +70,21 @@ __all__ = [
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "api",
     "backend_registry",
+    "constants",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
     "init_rpc",
+    "internal",
     "is_available",
     "list_workers",
+    "options",
     "remote",
     "rpc_async",
     "rpc_sync",
+    "rref_proxy",
     "shutdown",
     "wait_for_workers",
 ]
