@@ -21,6 +21,9 @@ unpacked or thrown away (``settle``), so that nothing is lost in between.
 Rule 4: a reference that P sends home to its owner is held by P until it is there.  Where P
 cannot know when that is, it says ADD(key, P, 1) and marks the token ``counted``: the owner
 takes that count back when the message arrives, or when P dies.
+
+What errs is on the safe side: if P dies after its ADD(key, Q, 1) was delivered, but before the
+message was, the object stays until Q leaves.
 """
 
 from __future__ import annotations

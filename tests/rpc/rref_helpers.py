@@ -130,6 +130,12 @@ def fetch_kept(name: str) -> Any:
     return kept[name].to_here()
 
 
+def gated_fetch(name: str) -> Any:
+    """Fetches a kept reference once the gate is open."""
+    assert _gate.wait(30)
+    return fetch_kept(name)
+
+
 def fetch(rref: rpc.RRef[Any]) -> Any:
     return rref.to_here()
 

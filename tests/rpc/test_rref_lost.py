@@ -78,6 +78,28 @@ def test_a_lost_owner_is_an_error_at_once(own_cluster: Start) -> None:
     wait_until(lambda: not any(helpers.counts().values()), "the end of all counts")
 
 
+def test_calls_that_still_run_may_use_references(
+    own_cluster: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_cluster(workers=1)
+    helpers.close_gate()
+    helpers.keep("x", rpc.remote(W0, Tracked, (4,)))
+    running = rpc.rpc_async("client", helpers.gated_fetch, ("x",))
+    agent = rpc._get_current_rpc_agent()
+    drain = agent.drain
+
+    def open_and_drain(timeout: float | None) -> bool:
+        helpers.open_gate()
+        return drain(timeout)
+
+    monkeypatch.setattr(agent, "drain", open_and_drain)
+    try:
+        rpc.shutdown()
+        assert running.wait().value == 4
+    finally:
+        helpers.kept.clear()
+
+
 def test_references_are_void_after_shutdown(own_cluster: Start) -> None:
     cluster = own_cluster(workers=1)
     rref = rpc.remote(W0, Tracked, (1,))

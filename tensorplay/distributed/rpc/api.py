@@ -231,6 +231,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         if graceful:
             if agent.world_size is not None:
                 _wait_all_workers(timeout)
+            else:  # what runs here may still use the references that this process holds
+                agent.drain(limit)
             _delete_all_user_and_unforked_owner_rrefs()
             agent.drain(limit)
     finally:
