@@ -14,7 +14,7 @@
     ├── RpcTimeoutError (TimeoutError, RuntimeError)      a call outlived its time-out
     ├── GraphLostError (RuntimeError)        a backward needs what is kept nowhere any more
     ├── RRefError (RuntimeError)             a remote reference used where or when it cannot be
-    ├── SerializationError (TypeError)       an object that cannot travel
+    ├── SerializationError (TypeError, RuntimeError)  an object that cannot travel
     ├── CodeNotFoundError (AttributeError, RuntimeError)  code sent by name that is not here
     ├── AsyncResultError (TypeError, RuntimeError)  an async_execution function without a future
     ├── ArgumentError (TypeError, RuntimeError)  arguments that the function does not take
@@ -106,7 +106,7 @@ class RRefError(TensorPlayError, RuntimeError):
     """A remote reference was used where, or when, it cannot be."""
 
 
-class SerializationError(TensorPlayError, TypeError):
+class SerializationError(TensorPlayError, TypeError, RuntimeError):
     """An object, or a part of it, cannot be sent to another process."""
 
 

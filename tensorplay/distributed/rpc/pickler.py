@@ -147,7 +147,9 @@ def loads(
     _running.importer = importer
     try:
         return _Reader(io.BytesIO(head), tensors, buffers).load()
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, EOFError) as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # not of the stream, but of what it had called
         raise ProtocolError(f"the pickle of a call is damaged: {error}") from error
     finally:
         _running.importer = before
@@ -218,7 +220,7 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name == _tensor_at.__name__ and module == __name__:
-            return self._tensors.__getitem__
+            return self._tensor
         try:
             return super().find_class(module, name)
         except ModuleNotFoundError as error:
@@ -235,6 +237,11 @@ class _Reader(pickle.Unpickler):
                 f"{module}.{name} was sent by name, and the module here does not have it "
                 f"({error}); the processes run different versions of it"
             ) from error
+
+    def _tensor(self, number: int) -> torch.Tensor:
+        if not 0 <= number < len(self._tensors):
+            raise ProtocolError(f"a pickle refers to tensor {number} of {len(self._tensors)}")
+        return self._tensors[number]
 
 
 def _tensor_at(number: int) -> torch.Tensor:

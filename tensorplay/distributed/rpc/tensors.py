@@ -77,6 +77,7 @@ _LAYOUTS = {
 }
 _COMPRESSED = {layout: name for name, layout in _LAYOUTS.items()}
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 _CPU = torch.device("cpu")
 #: No tensor has more dimensions than this.
 _MOST_DIMENSIONS = 64
@@ -143,6 +144,8 @@ class _Planner:
     def plan(self, tensor: torch.Tensor) -> _Plan:
         try:
             return self._plan(tensor)
+        except SerializationError:
+            raise
         except RuntimeError as error:
             # A tensor inside of vmap or grad, or of a backend without memory of its own.
             raise SerializationError(f"a tensor cannot be sent: {error}") from error
@@ -277,6 +280,8 @@ class _Decoder:
 
     def _make(self, descriptor: Descriptor, dtype: torch.dtype) -> torch.Tensor:
         layout, shape = descriptor.layout, descriptor.shape
+        if (dtype in _QUANTIZED) != (layout == "quantized"):
+            raise ProtocolError(f"no {layout} tensor has the dtype {descriptor.dtype}")
         if layout == "strided":
             _check_sizes(descriptor)
             return self._fill(torch.empty, descriptor, dtype)
