@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +83,7 @@ def _parts(obj: Any, path: str) -> Iterator[tuple[str, Any]]:
         for key, value in obj.items():
             yield f"{path}[{key!r}]", value
             yield f"{path} key {key!r}", key
-    elif isinstance(obj, (list, tuple, set, frozenset)):
+    elif isinstance(obj, (list, tuple, set, frozenset, collections.deque)):
         for index, value in enumerate(obj):
             yield f"{path}[{index}]", value
     elif isinstance(obj, types.MethodType):

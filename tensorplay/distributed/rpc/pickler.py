@@ -8,6 +8,7 @@ stream and autograd can look at them. A tensor that occurs twice is listed once.
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
@@ -221,16 +222,12 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name == _tensor_at.__name__ and module == __name__:
             return self._tensor
+        if name == "subimport" and module.startswith("cloudpickle."):
+            return _import  # of a module that a function uses which is sent by value
         try:
             return super().find_class(module, name)
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"{error}: {module}.{name} was sent by reference, and its module cannot be "
-                "imported here; install it, put it on the receiver's sys.path (PYTHONPATH, "
-                "or the worker's option --import), or send it by value with "
-                "cloudpickle.register_pickle_by_value",
-                name=error.name,
-            ) from error
+            raise _not_importable(f"{module}.{name} was sent by reference", error) from error
         except AttributeError as error:
             raise CodeNotFoundError(
                 "RPC pickler does not serialize the code of importable modules: "
@@ -247,6 +244,22 @@ class _Reader(pickle.Unpickler):
 def _tensor_at(number: int) -> torch.Tensor:
     """Stands in the stream for a tensor; ``_Reader`` puts the tensor in its place."""
     raise SerializationError("a pickle of a call can only be read by the RPC unpickler")
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise _not_importable(f"what was sent uses the module {name}", error) from error
+
+
+def _not_importable(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        f"{error}: {what}, which cannot be imported here; install the module, put it on the "
+        "receiver's sys.path (PYTHONPATH, or the worker's option --import), or send it by value "
+        "with cloudpickle.register_pickle_by_value",
+        name=error.name,
+    )
 
 
 def _find_reducer(kind: type) -> Reducer | None:
