@@ -109,7 +109,7 @@ def main(broker: str | None, steps: int, number: int, threads: int) -> None:
     names = [f"trainer{index}" for index in range(number)]
     with joined(broker, ["server", *names], threads):
         server = rpc.remote("server", BatchServer, args=(number,))
-        futures = [
+        futures: list[torch.futures.Future[list[float]]] = [
             rpc.rpc_async(name, train, args=(server, seed, steps), timeout=0)
             for seed, name in enumerate(names)
         ]

@@ -139,7 +139,7 @@ def main(broker: str | None, here: str, steps: int, number: int) -> None:
         table.load_remote_state_dict(sparse.state_dict())
         # Port 0: any that is free. The store lives as long as this object.
         store = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)
-        futures = [
+        futures: list[torch.futures.Future[list[float]]] = [
             rpc.rpc_async(
                 name,
                 train,

@@ -98,7 +98,7 @@ class PipelinedResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Maps (N, 3, H, W) to logits of shape (N, CLASSES)."""
         first = self.first.get_module_rref()
-        outputs = []
+        outputs: list[torch.futures.Future[Tensor]] = []
         for part in images.chunk(self.splits):
             hidden = first.remote().forward(rpc.RRef(part))  # stays on its worker
             outputs.append(self.second.forward_async(hidden))
