@@ -263,6 +263,16 @@ def test_a_module_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert "register_pickle_by_value" in str(info.value)
 
 
+def test_a_module_that_a_sent_function_uses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("absent_library")
+    monkeypatch.setitem(sys.modules, "absent_library", module)
+    pickled = pickler.dumps(lambda: module)
+    monkeypatch.setitem(sys.modules, "absent_library", None)
+    with pytest.raises(ModuleNotFoundError, match=r"the module absent_library.*sys\.path") as info:
+        pickler.loads(pickled.head, pickled.tensors)
+    assert info.value.name == "absent_library"
+
+
 def test_a_name_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("other_version")
     exec("def new(): pass", module.__dict__)
