@@ -303,3 +303,26 @@ def test_waiting_for_somebody_who_does_not_come() -> None:
     assert rpc.wait_for_workers(["worker0", 1], timeout=5)[1].name == "worker1"
     with pytest.raises(WorkerNotFoundError, match=r"\['later'\] did not come within"):
         rpc.wait_for_workers(["worker0", "later"], timeout=0.1)
+
+
+def test_a_pickler_of_ones_own() -> None:
+    """Both processes use it: here the client calls itself."""
+
+    class Counting:
+        def __init__(self) -> None:
+            self.used: list[str] = []
+
+        def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
+            self.used.append("serialize")
+            return rpc.internal.serialize(obj)
+
+        def deserialize(self, binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+            self.used.append("deserialize")
+            return rpc.internal.deserialize(binary_data, tensor_table)
+
+    pickler, me = Counting(), rpc.get_worker_info()
+    with rpc._use_rpc_pickler(pickler):
+        assert torch.equal(rpc.rpc_sync(me, helpers.add, (torch.ones(2), 1)), torch.full((2,), 2.0))
+    assert sorted(pickler.used) == ["deserialize"] * 2 + ["serialize"] * 2
+    assert rpc.rpc_sync(me, helpers.add, (1, 1)) == 2
+    assert len(pickler.used) == 4

@@ -4,12 +4,12 @@ Worker and client run the same agent.  Its parts:
 
     link      the connection to the broker, and the one thread that owns it
     inbound   requests and replies as they come in, put together from chunks
-    calls     the table of calls that this process awaits
+    caller    sends requests and completes their futures
     callee    runs the requests of others on ``executor`` and answers them
     rrefs     the remote references that this process holds or owns
 
 The link's thread never runs a user's code: replies that nobody waits for are decoded by
-the pool ``_completions``.
+a pool of the caller's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
-from tensorplay.distributed.rpc import hooks, payload, remote_exception
+from tensorplay.distributed.rpc import hooks, payload
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
-from tensorplay.distributed.rpc.calls import CallTable, Failed, PendingCall
+from tensorplay.distributed.rpc.caller import Caller
 from tensorplay.distributed.rpc.collective import Collectives
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor
@@ -45,11 +46,9 @@ from tensorplay.errors import (
     NotInitializedError,
     ProtocolError,
     RegistrationError,
-    RpcTimeoutError,
-    WorkerLostError,
 )
 from tensorplay.protocol import wire
-from tensorplay.protocol.calls import Op, RefChanges, Reply, Request, Status
+from tensorplay.protocol.calls import Op, Reply, Request
 from tensorplay.protocol.messages import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
@@ -63,14 +62,12 @@ from tensorplay.protocol.messages import (
     Undeliverable,
     Welcome,
 )
-from tensorplay.protocol.refs import Adds, Releases, RRefKey
+from tensorplay.protocol.refs import RRefKey
 from tensorplay.protocol.session import PeersChanged
 from tensorplay.version import __version__
 
 _log = logging.getLogger(__name__)
 
-#: Threads that decode replies which nobody waits for and run the callbacks of futures.
-COMPLETION_THREADS = 4
 #: Seconds between two looks for threads that wait unseen.
 RELIEF_SECONDS = 0.1
 
@@ -104,20 +101,25 @@ class Agent:
         self.world_size = world_size
         self.pid = os.getpid()
         self.incarnation = secrets.randbits(63) | 1
-        self.rpc_timeout = options.rpc_timeout
         self.roster = PeerRoster()
         self.executor = Executor(options.num_worker_threads, f"tensorplay-{name}")
-        self._completions = Executor(COMPLETION_THREADS, f"tensorplay-{name}-replies")
         self.collectives = Collectives()
-        self._calls = CallTable()
         self._registered = threading.Event()
         self.failure: BaseException | None = None
         self._end_callbacks: list[Callable[[], None]] = []
         self._closed = False
         self._departure_callbacks: list[Callable[[Departure], None]] = []
-        self._refs_lock = threading.RLock()  # a finalizer may call in here
         self._next_relief = 0.0
         self.rrefs = RRefContext(self, self.executor.submit)
+        self._caller = Caller(
+            self.incarnation,
+            name,
+            options,
+            self.roster,
+            self.rrefs,
+            self._dispatch,
+            self._send_cancel,
+        )
         hello = Hello(
             protocol=PROTOCOL_VERSION,
             name=name,
@@ -170,9 +172,9 @@ class Agent:
             Whether that came about.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        done = self._calls.wait_empty(timeout)
+        done = self._caller.wait_idle(timeout)
         rest = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return self._callee_idle(rest) and done
+        return self._callee.wait_idle(rest) and done
 
     def close(self, timeout: float = 5.0, reason: str = "left") -> None:
         """Leaves the broker and ends every thread; calls still in flight fail."""
@@ -190,12 +192,12 @@ class Agent:
         self._end()
 
     def _end(self) -> None:
-        error = NotInitializedError("the agent was shut down while the call was in flight")
-        for call in self._calls.to(None):
-            call.fail(error, self._completions.submit)
+        self._caller.fail_all(
+            NotInitializedError("the agent was shut down while the call was in flight")
+        )
         self.rrefs.close()
         self.executor.close()
-        self._completions.close()
+        self._caller.completions.close()
 
     # Who is there.
 
@@ -260,6 +262,15 @@ class Agent:
 
     # Calling.
 
+    @property
+    def rpc_timeout(self) -> float:
+        """Seconds until an unanswered call fails by default; 0 is no limit."""
+        return self._caller.rpc_timeout
+
+    @rpc_timeout.setter
+    def rpc_timeout(self, seconds: float) -> None:
+        self._caller.rpc_timeout = seconds
+
     def call(
         self,
         peer: PeerInfo,
@@ -290,123 +301,18 @@ class Agent:
             MessageTooLargeError: If the payload exceeds the broker's limit.
         """
         self._check_usable()
-        seconds = self.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else float(timeout)
-        exporter = self.rrefs.exporter(peer.incarnation, kept=True)
-        recorder = _Recorder(peer, hooks, exporter)
-        what = "to_here()" if op is Op.FETCH else _name(function)
-        try:
-            frames: Sequence[Frame] = (
-                recorder.without_payload(args)
-                if op is Op.FETCH
-                else payload.pack(
-                    (function, tuple(args), kwargs or {}),
-                    exporter=exporter,
-                    device_map=self.options.device_maps.get(peer.name),
-                    tensors_hook=recorder.record,
-                )
-            )
-            self._check_size(frames, f"the arguments of {what} for {peer.name!r}")
-        except BaseException:
-            exporter.undo()
-            raise
-        call = PendingCall(self._calls.next_id(), peer, what, self._decode, recorder.state)
-        if op is Op.REMOTE:
-            call.future._recorded = recorder.state
-        call.exporter = exporter  # holds the references until the callee has them
-        call.future._cancel = lambda: self._cancel(call)
-        header = Request(
-            op,
-            timeout=seconds,
-            rref=rref,
-            refs=exporter.tokens,
-            meta=recorder.meta,
-            devices=payload.inverse(self.options.device_maps.get(peer.name)),
-        )
-        self._calls.add(call, seconds)
-        self.flush_refs()
-        route = Route(Kind.REQUEST, peer.incarnation, self.incarnation, call.id)
-        self._dispatch(route, header, frames)
+        future = self._caller.call(peer, function, args, kwargs or {}, timeout, hooks, op, rref)
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
-            self._lose(peer, self.roster.departure(peer))
-        return call.future
-
-    def send_refs(
-        self,
-        owner: int,
-        adds: Adds,
-        releases: Releases,
-    ) -> None:
-        """Tells the owner of references who else holds them and what was let go."""
-        peer = self.roster.get(owner)
-        if peer is None:  # nothing is owed to the dead
-            return
-        call = PendingCall(self._calls.next_id(), peer, "reference counts", self._decode)
-        call.future._retrieved = True
-        if adds:
-            call.future.add_done_callback(lambda _: self.rrefs.acknowledged(owner))
-        self._calls.add(call)
-        route = Route(Kind.REQUEST, owner, self.incarnation, call.id)
-        self._dispatch(route, Request(Op.REFS), [wire.encode(RefChanges(adds, releases))])
+            self._caller.lose(peer, self.roster.departure(peer))
+        return future
 
     def flush_refs(self) -> None:
         """Sends the reference counts that are due, before whatever is sent next."""
-        with self._refs_lock:
-            for owner, adds, releases in self.rrefs.drain():
-                self.send_refs(owner, adds, releases)
+        self._caller.flush_refs()
 
     def wake(self) -> None:
-        """Has the reference counts sent soon; never blocks."""
+        """Has what is due sent soon; never blocks."""
         self._link.wake()
-
-    def _dispatch(self, route: Route, header: Request | Reply, frames: Sequence[Frame]) -> None:
-        """Sends a request or reply, or hands it to this process itself."""
-        size = sum(len(frame) for frame in frames)
-        route = Route(route.kind, route.dst, route.src, route.id, size)
-        if route.dst == self.incarnation:
-            self._complete_message(Message(route, header, frames))
-        elif size <= CHUNK_BYTES:
-            self._link.send(route, wire.encode(header), *frames)
-        else:
-            header = _with_sizes(header, [len(frame) for frame in frames])
-            self._link.send_stream(
-                route, wire.encode(header), [memoryview(frame) for frame in frames]
-            )
-
-    def _reply(self, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
-        self._check_size(frames, "the result of the call")
-        self.flush_refs()
-        self._dispatch(route, header, frames)
-
-    def _decode(self, call: PendingCall, message: Message) -> Any:
-        reply = message.header
-        assert isinstance(reply, Reply)
-        try:
-            if reply.status is Status.ERROR:
-                return Failed(remote_exception.rebuild(remote_exception.decode(message.frames[0])))
-            if not message.frames:
-                return None
-            return payload.unpack(
-                message.frames,
-                importer=self.rrefs.importer(message.route.src),
-                tensors_hook=(
-                    (lambda tensors: hooks.current().result(call.state, reply.meta, tensors))
-                    if reply.meta
-                    else None
-                ),
-            )
-        finally:
-            self.rrefs.settle(reply.refs)
-
-    def _cancel(self, call: PendingCall) -> None:
-        if self._calls.pop(call.id) is not None:
-            self._send_cancel(call)
-
-    def _send_cancel(self, call: PendingCall) -> None:
-        if call.peer.incarnation == self.incarnation:
-            self._callee.cancel(self.incarnation, call.id)
-        else:
-            # Goes behind the request: it must not arrive first.
-            self._link.send(Route(Kind.CANCEL, call.peer.incarnation, self.incarnation, call.id))
 
     def _check_usable(self) -> None:
         if os.getpid() != self.pid:
@@ -417,13 +323,37 @@ class Agent:
         if self._closed:
             raise NotInitializedError("RPC has been shut down: call init_rpc first")
 
-    def _check_size(self, frames: Sequence[Frame], what: str) -> None:
+    def _dispatch(self, route: Route, header: Request | Reply, frames: Sequence[Frame]) -> None:
+        """Sends a request or reply, or hands it to this process itself."""
         size = sum(len(frame) for frame in frames)
         if self._max_bytes is not None and size > self._max_bytes:
+            what = "request" if isinstance(header, Request) else "result"
             raise MessageTooLargeError(
-                f"{what}: {size} bytes, but the broker routes at most {self._max_bytes} (its "
-                "option --max-message-bytes)"
+                f"the {what} has {size} bytes, but the broker routes at most {self._max_bytes} "
+                "(its option --max-message-bytes)"
             )
+        route = Route(route.kind, route.dst, route.src, route.id, size)
+        if route.dst == self.incarnation:
+            self._complete_message(Message(route, header, frames))
+        elif size <= CHUNK_BYTES:
+            self._link.send(route, wire.encode(header), *frames)
+        else:
+            header = msgspec.structs.replace(header, sizes=[len(frame) for frame in frames])
+            self._link.send_stream(
+                route, wire.encode(header), [memoryview(frame) for frame in frames]
+            )
+
+    def _reply(self, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
+        # Counts first: whoever is told of a reference by the reply must be known by then.
+        self._caller.flush_refs()
+        self._dispatch(route, header, frames)
+
+    def _send_cancel(self, peer: PeerInfo, id: int) -> None:
+        if peer.incarnation == self.incarnation:
+            self._callee.cancel(self.incarnation, id)
+        else:
+            # Goes behind the request: it must not arrive first.
+            self._link.send(Route(Kind.CANCEL, peer.incarnation, self.incarnation, id))
 
     # What the link tells; all in its thread.
 
@@ -443,8 +373,7 @@ class Agent:
         """The broker has refused this peer."""
         self.failure = RegistrationError(refused.text)
         if self._registered.is_set():
-            for call in self._calls.to(None):
-                call.fail(self.failure, self._completions.submit)
+            self._caller.fail_all(self.failure)
         self._registered.set()
         for callback in self._end_callbacks:
             callback()
@@ -464,15 +393,9 @@ class Agent:
     def on_undeliverable(self, report: Undeliverable) -> None:
         """A message of this process reached nobody."""
         # The id is of a call of ours, or, in a reply or a chunk of one, of a call of theirs.
-        ours = report.kind in (Kind.REQUEST, Kind.CHUNK)
-        if ours and (call := self._calls.pop_if_to(report.id, report.dst)) is not None:
-            error: Exception
-            if report.code == "too-large":
-                error = MessageTooLargeError(report.text)
-            else:
-                error = WorkerLostError(f"{call.what} on {call.peer.name!r}: {report.text}")
-            call.fail(error, self._completions.submit)
-        elif report.kind in (Kind.REPLY, Kind.CHUNK) and report.code != "gone":
+        if report.kind in (Kind.REQUEST, Kind.CHUNK) and self._caller.undeliverable(report):
+            return
+        if report.kind in (Kind.REPLY, Kind.CHUNK) and report.code != "gone":
             self._callee.reply_lost(report.dst, report.id, report.text)
 
     def on_message(self, route: Route, frames: list[Frame]) -> None:
@@ -486,23 +409,14 @@ class Agent:
 
     def on_tick(self, now: float) -> float:
         """Fails calls that have run out of time; keeps the pools and counts going."""
-        for call in self._calls.expired(now):
-            call.fail(
-                RpcTimeoutError(
-                    f"RPC ran for more than set timeout ({call.timeout * 1000:.0f} ms) and will "
-                    f"now be marked with an error: {call.what} on {call.peer.name!r}, request "
-                    f"{call.id}"
-                ),
-                self._completions.submit,
-            )
-            self._send_cancel(call)
-        self.flush_refs()
+        wanted = self._caller.expire(now)
+        self._caller.flush_refs()
         hooks.current().flush()
-        wanted = self._calls.next_deadline()
-        if self.executor.backlog or self._completions.backlog:
+        pools = (self.executor, self._caller.completions)
+        if any(pool.backlog for pool in pools):
             if now >= self._next_relief:
-                self.executor.relieve()
-                self._completions.relieve()
+                for pool in pools:
+                    pool.relieve()
                 self._next_relief = now + RELIEF_SECONDS
             wanted = min(wanted, self._next_relief)
         return wanted
@@ -510,7 +424,7 @@ class Agent:
     def stats(self) -> dict[str, float]:
         """Returns the counts that the broker's status shows of this peer."""
         return {
-            "calls_in_flight": len(self._calls),
+            "calls_in_flight": len(self._caller),
             "requests_in_progress": len(self._callee) if self._registered.is_set() else 0,
             "requests_queued": self.executor.backlog,
             "threads": self.executor.size,
@@ -525,15 +439,8 @@ class Agent:
         if isinstance(message.header, Request):
             self._callee.accept(message, src)
             return
-        call = self._calls.pop(message.route.id)
-        self.rrefs.received(message.header.refs, src.incarnation)
         self._link.consumed(src.incarnation, message.credit)
-        if call is None:  # timed out or cancelled
-            self.rrefs.settle(message.header.refs)
-            if message.header.meta:
-                hooks.current().discard(src, message.header.meta)
-        else:
-            call.arrive(message, self._completions.submit)
+        self._caller.complete(message, src)
 
     def _cancelled(self, route: Route) -> None:
         partial = self._inbound.cancel(route.src, route.id)
@@ -545,52 +452,9 @@ class Agent:
 
     def _lose(self, peer: PeerInfo, reason: str) -> None:
         """Fails what is in flight to a peer that is gone, and forgets what is its."""
-        calls = self._calls.to(peer.incarnation)
-        for call in calls:
-            call.fail(
-                WorkerLostError(
-                    f"worker {peer.name!r} (id {peer.id}) died while running {call.what} "
-                    f"(request {call.id}, {len(calls)} in flight to it from here): {reason}"
-                ),
-                self._completions.submit,
-            )
+        self._caller.lose(peer, reason)
         self._link._post(lambda: self._link.drop(peer.incarnation))
         self._inbound.drop(peer.incarnation)
         self._callee.peer_left(peer.incarnation)
         self.rrefs.peer_left(peer.incarnation)
         self.collectives.peer_left(self.info.name, peer.name)
-
-    def _callee_idle(self, timeout: float | None) -> bool:
-        return self._callee.wait_idle(timeout)
-
-
-class _Recorder:
-    """Shows autograd the tensors of a request while it is packed."""
-
-    def __init__(self, peer: PeerInfo, enabled: bool, exporter: Any) -> None:
-        self._peer = peer
-        self._enabled = enabled
-        self._exporter = exporter
-        self.meta = b""
-        self.state: Any = None
-
-    def record(self, tensors: list[torch.Tensor], copies: frozenset[int]) -> None:
-        if self._enabled:
-            self.meta, self.state = hooks.current().request(
-                tensors, self._peer, self._exporter.rrefs, copies
-            )
-
-    def without_payload(self, rrefs: Sequence[Any]) -> list[Frame]:
-        if self._enabled:
-            self.meta, self.state = hooks.current().request([], self._peer, rrefs, frozenset())
-        return []
-
-
-def _with_sizes(header: Request | Reply, sizes: list[int]) -> Request | Reply:
-    import msgspec
-
-    return msgspec.structs.replace(header, sizes=sizes)
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or getattr(function, "name", function))

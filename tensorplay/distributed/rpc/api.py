@@ -297,14 +297,16 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
     Args:
         rpc_pickler: Has ``serialize(obj) -> (bytes, tensors)`` and
-            ``deserialize(bytes, tensors)``.
+            ``deserialize(bytes, tensors)``; the other processes must use the same.
     """
     global _default_pickler
     _default_pickler = rpc_pickler
+    internal.use_pickler(rpc_pickler)
     try:
         yield
     finally:
         _default_pickler = internal._internal_rpc_pickler
+        internal.use_pickler(_default_pickler)
 
 
 def _collected(future: Future[T]) -> Future[T]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tensorplay.distributed.rpc import hooks, payload, remote_exception
+from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.rref_context import RRefContext
@@ -155,6 +155,7 @@ class Callee:
                 job.message.frames,
                 importer=self._rrefs.importer(job.src.incarnation),
                 tensors_hook=(lambda tensors: _enter(job, tensors)) if request.meta else None,
+                custom=internal.custom_pickler(),
             )
             return function, args, kwargs
         finally:
@@ -210,11 +211,12 @@ class Callee:
                 exporter=exporter,
                 device_map=payload.device_map(request.devices),
                 tensors_hook=leave,
+                custom=internal.custom_pickler(),
             )
+            self._answer(job, Reply(Status.OK, refs=exporter.tokens, meta=meta), frames)
         except BaseException:
             exporter.undo()
             raise
-        self._answer(job, Reply(Status.OK, refs=exporter.tokens, meta=meta), frames)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         request = job.request
@@ -236,8 +238,8 @@ class Callee:
 
     def _answer(self, job: Job, reply: Reply, frames: Sequence[Frame]) -> None:
         route = Route(Kind.REPLY, job.src.incarnation, self._me.incarnation, job.message.route.id)
-        job.execution = None
         self._send_reply(route, reply, frames)
+        job.execution = None
         self._done(job)
 
     def _done(self, job: Job) -> None:

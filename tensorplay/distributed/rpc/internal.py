@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensorplay.distributed.rpc import current, pickler
+from tensorplay.distributed.rpc import current, payload, pickler
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 
@@ -60,6 +60,20 @@ class _InternalRPCPickler:
 
 
 _internal_rpc_pickler = _InternalRPCPickler()
+
+#: What calls of this process use in place of the library's own pickler.
+_custom: payload.Pickler | None = None
+
+
+def custom_pickler() -> payload.Pickler | None:
+    """Returns the pickler that takes the place of the library's own, or None."""
+    return _custom
+
+
+def use_pickler(pickler: payload.Pickler) -> None:
+    """Has calls of this process use a pickler; the library's own ends that."""
+    global _custom
+    _custom = None if pickler is _internal_rpc_pickler else pickler
 
 
 def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
