@@ -8,6 +8,7 @@ stream and autograd can look at them. A tensor that occurs twice is listed once.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pickle
@@ -34,6 +35,8 @@ Reducer: TypeAlias = Callable[[Any], tuple[Any, ...]]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: How tensors are pickled whose class does not say otherwise.
 _USUAL = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
+#: What the functions of torch that are written in C++ are bound to.
+_NATIVE = torch.add.__self__  # type: ignore[attr-defined]
 
 _reducers: dict[type, Reducer] = {}
 _found: dict[type, Reducer | None] = {}
@@ -181,6 +184,8 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(obj)
         if kind in _PLAIN:
             return self._tensor(obj)
+        if obj is _tensor_at:
+            return NotImplemented
         if isinstance(obj, torch.nn.Module):
             self._owned.update(map(id, obj._parameters.values()))
         reducer = _found[kind] if kind in _found else _find_reducer(kind)
@@ -188,6 +193,10 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return reducer(obj)
         if issubclass(kind, torch.Tensor):
             return _take_apart(obj)
+        if kind is types.FunctionType:
+            return NotImplemented if _is_importable(obj) else self._function_reduce(obj)
+        if kind is types.BuiltinFunctionType and obj.__self__ is _NATIVE:
+            return _native, (obj.__name__,)
         if kind is types.MethodType and isinstance(obj.__self__, type):
             # A class method; cloudpickle would look for the function behind it and not find it.
             return getattr, (obj.__self__, obj.__name__)
@@ -196,6 +205,8 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
     @property
     def copies(self) -> frozenset[int]:
         """Positions of the tensors that are parameters of a module that was pickled."""
+        if not self._owned:
+            return frozenset()
         numbers = self._numbers
         return frozenset(numbers[one] for one in self._owned if one in numbers)
 
@@ -221,7 +232,8 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name == _tensor_at.__name__ and module == __name__:
-            return self._tensor
+            # No bound method: the unpickler remembers it, and a cycle would keep the tensors.
+            return functools.partial(_listed, self._tensors)
         if name == "subimport" and module.startswith("cloudpickle."):
             return _import  # of a module that a function uses which is sent by value
         try:
@@ -235,15 +247,34 @@ class _Reader(pickle.Unpickler):
                 f"({error}); the processes run different versions of it"
             ) from error
 
-    def _tensor(self, number: int) -> torch.Tensor:
-        if not 0 <= number < len(self._tensors):
-            raise ProtocolError(f"a pickle refers to tensor {number} of {len(self._tensors)}")
-        return self._tensors[number]
+
+def _listed(tensors: Sequence[torch.Tensor], number: int) -> torch.Tensor:
+    if not 0 <= number < len(tensors):
+        raise ProtocolError(f"a pickle refers to tensor {number} of {len(tensors)}")
+    return tensors[number]
 
 
 def _tensor_at(number: int) -> torch.Tensor:
     """Stands in the stream for a tensor; ``_Reader`` puts the tensor in its place."""
     raise SerializationError("a pickle of a call can only be read by the RPC unpickler")
+
+
+def _is_importable(function: types.FunctionType) -> bool:
+    """Returns whether a function goes by reference; of most, this is less work than cloudpickle's.
+
+    False means that it may: as a function inside of a class, or while modules are registered to
+    go by value.
+    """
+    name = function.__module__
+    return (
+        name != "__main__"
+        and getattr(sys.modules.get(name), function.__qualname__, None) is function
+        and not cloudpickle.list_registry_pickle_by_value()
+    )
+
+
+def _native(name: str) -> Any:
+    return getattr(torch, name)
 
 
 def _import(name: str) -> Any:

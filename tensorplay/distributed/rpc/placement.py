@@ -56,7 +56,7 @@ def check(tensor: torch.Tensor) -> None:
     if not tensor.numel():
         return
     storage = tensor.untyped_storage()
-    last = _offset(tensor) + extent(tensor.shape, tensor.stride())
+    last = _offset(tensor) + _extent(tensor)
     if not storage.data_ptr() or nbytes(last, tensor.dtype) > storage.nbytes():
         raise SerializationError(
             f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own, "
@@ -86,7 +86,7 @@ class _Placer:
         tensor = self._tensors[number]
         if not tensor.numel():
             return
-        count = extent(tensor.shape, tensor.stride())
+        count = _extent(tensor)
         if count > SPREAD * tensor.numel():
             tensor = tensor.detach().contiguous()
             count = tensor.numel()
@@ -188,12 +188,12 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns the first byte of a tensor in its storage, and the one after the last."""
     first = _offset(tensor)
-    last = first + extent(tensor.shape, tensor.stride())
+    last = first + _extent(tensor)
     return first * tensor.itemsize, nbytes(last, tensor.dtype)
 
 
 def _own_bytes(tensor: torch.Tensor) -> int:
-    count = min(tensor.numel(), extent(tensor.shape, tensor.stride()))
+    count = min(tensor.numel(), _extent(tensor))
     return nbytes(count, tensor.dtype)
 
 
@@ -205,6 +205,10 @@ def _positions(tensor: torch.Tensor) -> torch.Tensor:
             found = (found[:, None] + torch.arange(size) * step).flatten()
     distinct: torch.Tensor = found.unique()  # type: ignore[no-untyped-call]
     return distinct
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    return tensor.numel() if tensor.is_contiguous() else extent(tensor.shape, tensor.stride())
 
 
 def _offset(tensor: torch.Tensor) -> int:

@@ -152,7 +152,7 @@ class _Planner:
 
     def _plan(self, tensor: torch.Tensor) -> _Plan:
         flags = REQUIRES_GRAD if tensor.requires_grad else 0
-        if isinstance(tensor, torch.nn.Parameter):
+        if type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter):
             flags |= PARAMETER
         if tensor.is_nested:
             raise SerializationError(
@@ -283,13 +283,12 @@ class _Decoder:
         if (dtype in _QUANTIZED) != (layout == "quantized"):
             raise ProtocolError(f"no {layout} tensor has the dtype {descriptor.dtype}")
         if layout == "strided":
-            _check_sizes(descriptor)
-            return self._fill(torch.empty, descriptor, dtype)
+            return self._fill(torch.empty, descriptor, dtype, _extent(descriptor))
         if layout == "quantized":
-            _check_sizes(descriptor)
-            return self._fill(self._quantizer(descriptor), descriptor, dtype)
+            count = _extent(descriptor)
+            return self._fill(self._quantizer(descriptor), descriptor, dtype, count)
         if layout == "meta":
-            _check_sizes(descriptor)
+            _extent(descriptor)
             return torch.empty_strided(shape, descriptor.stride, dtype=dtype, device="meta")
         if layout == "sparse_coo":
             indices, values = self._parts(descriptor, 2)
@@ -341,7 +340,11 @@ class _Decoder:
         )
 
     def _fill(
-        self, empty: Callable[..., torch.Tensor], descriptor: Descriptor, dtype: torch.dtype
+        self,
+        empty: Callable[..., torch.Tensor],
+        descriptor: Descriptor,
+        dtype: torch.dtype,
+        count: int,
     ) -> torch.Tensor:
         """Returns a tensor that lies in a buffer.
 
@@ -355,7 +358,7 @@ class _Decoder:
             offset = 0
         else:
             memory = self._bytes(descriptor.buffer, descriptor.device)
-            needed = placement.nbytes(offset + placement.extent(shape, stride), dtype)
+            needed = placement.nbytes(offset + count, dtype)
             if needed > memory.numel():
                 raise ProtocolError(
                     f"a tensor of shape {shape} needs {needed} bytes of a buffer of "
@@ -380,17 +383,22 @@ class _Decoder:
         return memory
 
 
-def _check_sizes(descriptor: Descriptor) -> None:
+def _extent(descriptor: Descriptor) -> int:
+    """Returns how many elements lie from the first to the last of a tensor that has any.
+
+    Raises:
+        ProtocolError: If there can be no such tensor.
+    """
     shape, stride = descriptor.shape, descriptor.stride
-    if (
-        len(shape) != len(stride)
-        or len(shape) > _MOST_DIMENSIONS
-        or min(shape, default=0) < 0
-        or min(stride, default=0) < 0
-        or descriptor.offset < 0
-        or placement.extent(shape, stride) > _LARGEST
-    ):
-        raise ProtocolError(
-            f"no tensor has the shape {shape}, the strides {stride} and the offset "
-            f"{descriptor.offset}"
-        )
+    if len(shape) == len(stride) <= _MOST_DIMENSIONS and descriptor.offset >= 0:
+        last = 0
+        for size, step in zip(shape, stride, strict=True):
+            if size < 0 or step < 0:
+                break
+            last += (size - 1) * step
+        else:
+            if last < _LARGEST:
+                return last + 1
+    raise ProtocolError(
+        f"no tensor has the shape {shape}, the strides {stride} and the offset {descriptor.offset}"
+    )
