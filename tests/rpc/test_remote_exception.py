@@ -414,3 +414,18 @@ def test_a_description_with_damaged_parts_is_still_told() -> None:
     assert type(got) is RemoteError
     assert "the text" in printed(got)
     assert got.remote_traceback == "the text"
+
+
+def test_of_many_frames_the_innermost_travel_and_the_text_has_all() -> None:
+    def dive(depth: int) -> None:
+        if depth:
+            dive(depth - 1)
+        raise ValueError("bottom")
+
+    with pytest.raises(ValueError) as info:
+        dive(300)
+    failure = remote_exception.describe(info.value, "worker0")
+    got = remote_exception.rebuild(failure)
+    lines = [line for _, line in traceback.walk_tb(got.__traceback__)]
+    assert len(lines) == remote_exception._MOST_FRAMES
+    assert "Previous line repeated" in failure.traceback

@@ -20,6 +20,8 @@ from tensorplay.errors import ProtocolError, RemoteError
 
 #: Exceptions of a chain (``raise ... from ...``) that travel.
 _LONGEST_CHAIN = 10
+#: Frames that travel, the innermost ones; the text of the traceback has all of them.
+_MOST_FRAMES = 50
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -212,8 +214,12 @@ def _can_travel(value: Any) -> bool:
 
 
 def _frames(error: BaseException) -> bytes:
+    frames = error.__traceback__
+    for _ in range(_length(frames) - _MOST_FRAMES):
+        assert frames is not None
+        frames = frames.tb_next
     try:
-        return msgspec.json.encode(tblib.Traceback(error.__traceback__).to_dict())
+        return msgspec.json.encode(tblib.Traceback(frames).to_dict())
     except Exception:  # no traceback, or one whose frames are odd
         return b""
 
