@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,9 +24,13 @@ def numbers(*shape: int, requires_grad: bool = False, seed: int = 1) -> Tensor:
 
 def make(cls: type[nn.Module], args: tuple[Any, ...] = ()) -> nn.Module:
     """Returns a module whose parameters are the same wherever it is made."""
-    with torch.random.fork_rng():
+    with _generator, torch.random.fork_rng():
         torch.manual_seed(0)
         return cls(*args).double()
+
+
+#: The random number generator is the process's, and calls run in threads.
+_generator = threading.Lock()
 
 
 def place(module: RRef[nn.Module], *args: Any, **kwargs: Any) -> Any:

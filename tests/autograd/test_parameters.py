@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tensorplay.distributed import rpc
+from tensorplay.distributed.autograd import nodes
 from tests.autograd import modules
 from tests.autograd.modules import numbers
 from tests.autograd.ways import WAYS, Sync, Way, assert_equal, assert_same_as_local
@@ -170,3 +171,39 @@ def test_backward_with_create_graph(way: Way) -> None:
         return first.detach(), second, [g.detach() for g in way.gradients(module) if g is not None]
 
     assert_same_as_local(program, way)
+
+
+@every_way
+@pytest.mark.parametrize("route", ["backward", "grad", "create_graph"])
+def test_results_on_an_accelerator(way: Way, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here only made out to be there: the node that waits is apart from that of the device."""
+
+    def program(way: Way) -> Any:
+        module = way.module(modules.Nested)
+        x = numbers(4, 3, requires_grad=True)
+        out = way.call(module, x, {"y": x + 1}, scale=2.0)
+        loss = (out["pair"].left * out["record"].value).square().sum()
+        if route == "grad":
+            return torch.autograd.grad(loss, [x], retain_graph=True), way.gradients(module)
+        if route == "create_graph":
+            (gradient,) = torch.autograd.grad(loss, [x], create_graph=True)
+            loss = loss + gradient.square().sum()
+        loss.backward(retain_graph=route == "backward")
+        if route == "backward":
+            loss.backward()
+        return x.grad, way.gradients(module)
+
+    monkeypatch.setattr(nodes, "_is_on_host", lambda tensor: False)
+    assert_same_as_local(program, way)
+
+
+def test_a_value_of_the_callers_that_the_worker_fetches() -> None:
+    """Its graph serves both the backward at the caller and the worker's."""
+    x = numbers(5, 3, requires_grad=True)
+    h = x.exp()
+    y = rpc.rpc_sync("worker0", modules.fetched, (rpc.RRef(h),))
+    (y.sum() + h.square().sum()).backward()
+    other = numbers(5, 3, requires_grad=True)
+    h = other.exp()
+    (modules.scaled(h).sum() + h.square().sum()).backward()
+    torch.testing.assert_close(x.grad, other.grad)

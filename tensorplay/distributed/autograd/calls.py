@@ -119,14 +119,22 @@ class Graph:
         caller: Incarnation of the process that holds the lease.
         outputs: The tracked tensors of the result, in the graph.
         received: The tensors of the request, if any may get gradients.
+        shared: Whether others may go through the same nodes: the result was there before.
     """
 
-    __slots__ = ("caller", "outputs", "received")
+    __slots__ = ("caller", "outputs", "received", "shared")
 
-    def __init__(self, caller: int, outputs: list[GradientEdge], received: Received | None) -> None:
+    def __init__(
+        self,
+        caller: int,
+        outputs: list[GradientEdge],
+        received: Received | None,
+        shared: bool,
+    ) -> None:
         self.caller = caller
         self.outputs = outputs
         self.received = received
+        self.shared = shared
 
 
 class Execution:
@@ -149,6 +157,7 @@ class Execution:
         "_graph",
         "_meta",
         "_modes",
+        "_ran",
         "_received",
         "_src",
         "gate",
@@ -175,12 +184,14 @@ class Execution:
         self._modes = Modes(meta.grad, meta.inference, meta.autocast)
         self._before: tuple[DistAutogradContext | None, Execution | None] = (None, None)
         self._graph = 0
+        self._ran = False
 
     def activate(self) -> Execution:
         """Returns the context manager in which the function runs."""
         return self
 
     def __enter__(self) -> None:
+        self._ran = True
         self._before = (thread.context, thread.execution)
         thread.context, thread.execution = self._context, self
         self._modes.__enter__()
@@ -203,7 +214,7 @@ class Execution:
             copies: Positions of those that travel as copies without a past.
         """
         meta, self._graph = self._engine.record(
-            self._src, self._meta, self._received, tensors, copies
+            self._src, self._meta, self._received, tensors, copies, shared=not self._ran
         )
         self._received = None
         return meta

@@ -300,8 +300,18 @@ class Engine:
         received: Received | None,
         tensors: Sequence[torch.Tensor],
         copies: frozenset[int],
+        *,
+        shared: bool,
     ) -> tuple[bytes, int]:
         """Keeps the graph of a result.
+
+        Args:
+            src: The caller.
+            meta: What it told of itself.
+            received: The tensors of the request, if any may get gradients.
+            tensors: The tensors of the result.
+            copies: Positions of those that travel as copies without a past.
+            shared: Whether the result was there before the request.
 
         Returns:
             The meta of the reply, and the graph's number, 0 if there is none.
@@ -313,7 +323,7 @@ class Engine:
             return b"", 0
         number = next(self._graph_numbers)
         outputs = [edge_of(tensors[i]) for i in tracked]
-        self._graphs[number] = Graph(src.incarnation, outputs, received)
+        self._graphs[number] = Graph(src.incarnation, outputs, received, shared)
         if self.agent.peer_by_incarnation(src.incarnation) is None:  # left meanwhile
             self.drop([number])
         return wire.encode(wire.Recorded(number, tracked)), number
@@ -361,7 +371,7 @@ class Engine:
             run = Pass(accumulate)
             # Nodes may be shared with the graphs of other calls. Where it is dropped after
             # this, the graph is freed as a whole.
-            retain = keep or bool(self._graphs)
+            retain = keep or graph.shared or bool(self._graphs)
             run.watch(edges)
             try:
                 with run:

@@ -1,8 +1,15 @@
 # ruff: noqa: D102  (forward and backward of a node are described with its class)
 """The nodes that remote calls put into the graphs of caller and callee.
 
-caller   tensor -> StandIn -> RemoteCall -> output
-callee             ReceivedTensors -> tensor -> ... -> result
+    caller   tensor -> StandIn -> RemoteCall -> output
+    callee             ReceivedTensors -> tensor -> ... -> result
+
+The engine runs a node on the thread of the device that its outputs are on. A remote backward
+must not block the thread of an accelerator, which all backwards of the process share: the one
+waited for may need it. So a call with outputs there has one more node, and only that one runs
+on such a thread::
+
+    caller   tensor -> StandIn -> RemoteCall -> ticket on the CPU -> Landing -> output
 """
 
 from __future__ import annotations
@@ -48,6 +55,10 @@ def wants_parameters() -> bool:
         return True
 
 
+#: The gradients of a call's outputs, by backward pass.
+Landed = dict[int, tuple[torch.Tensor | None, ...]]
+
+
 class StandIn(Function):
     """Takes a tensor's place in the graph: of the same shape, but of one element's memory.
 
@@ -74,7 +85,10 @@ class StandIn(Function):
 
 
 class RemoteCall(Function):
-    """The node of a call at the caller: its backward is the remote backward."""
+    """The node of a call at the caller: its backward is the remote backward.
+
+    Its outputs are the tensors of the result, or a ticket for each if it is given a ``Landed``.
+    """
 
     @staticmethod
     def forward(
@@ -82,18 +96,40 @@ class RemoteCall(Function):
         sent: Sent,
         handle: torch.Tensor,
         outputs: Sequence[torch.Tensor],
+        landed: Landed | None,
         parameters: torch.Tensor,
         *stand_ins: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.sent = sent
+        ctx.landed = landed
         ctx.save_for_backward(handle)
-        return _fresh(outputs)
+        return _fresh(outputs) if landed is None else tuple(torch.zeros(()) for _ in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         (handle,) = ctx.saved_tensors  # where a second backward fails, as torch's own nodes do
-        return None, None, None, None, *ctx.sent.backward(Lease.of(handle), gradients)
+        if ctx.landed is not None:
+            gradients = ctx.landed.pop(torch._C._current_graph_task_id())
+        return None, None, None, None, None, *ctx.sent.backward(Lease.of(handle), gradients)
+
+
+class Landing(Function):
+    """Exchanges the tickets of a call for its outputs, and their gradients for tickets."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, landed: Landed, outputs: Sequence[torch.Tensor], *tickets: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.landed = landed
+        return _fresh(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        ctx.landed[torch._C._current_graph_task_id()] = gradients
+        tickets = (None if gradient is None else torch.zeros(()) for gradient in gradients)
+        return None, None, *tickets
 
 
 class ReceivedTensors(Function):
@@ -137,9 +173,12 @@ def remote_call(
         tensors: The tracked tensors of the result.
     """
     outputs: tuple[torch.Tensor, ...]
-    outputs = RemoteCall.apply(sent, handle, tensors, PARAMETERS, *sent.inputs)  # type: ignore[no-untyped-call]
+    landed: Landed | None = None if all(map(_is_on_host, tensors)) else {}
+    outputs = RemoteCall.apply(sent, handle, tensors, landed, PARAMETERS, *sent.inputs)  # type: ignore[no-untyped-call]
     node = outputs[0].grad_fn
     node._set_sequence_nr(sent.sequence)  # type: ignore[union-attr]
+    if landed is not None:
+        outputs = Landing.apply(landed, tensors, *outputs)  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -165,6 +204,10 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
     node, output = after.next_functions[0]
     assert node is not None
     return GradientEdge(node, output, after)  # which keeps the graph alive
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type in ("cpu", "meta")
 
 
 def _fresh(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
