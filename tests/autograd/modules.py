@@ -50,7 +50,7 @@ def sgd_step(module: RRef[nn.Module]) -> None:
     with torch.no_grad():
         for parameter in module.local_value().parameters():
             if parameter.grad is not None:
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
 
 
@@ -136,6 +136,8 @@ class InPlace(nn.Module):
 class Noisy(nn.Module):
     """Its forward changes its state and the random number generator's."""
 
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(3)
@@ -143,7 +145,7 @@ class Noisy(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.calls += 1
+        self.calls.add_(1)
         mask = self.dropout(torch.ones_like(x))
         return self.norm(x) * mask, mask.detach()
 
@@ -180,11 +182,11 @@ class Failing(torch.autograd.Function):
     """Raises in its backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 1
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         raise ArithmeticError("no gradient today")
 
 
@@ -226,7 +228,7 @@ def apply(function: Any, x: Tensor) -> Tensor:
 
 def call_back(worker: str, x: Tensor) -> Tensor:
     """Has another process double a tensor."""
-    return rpc.rpc_sync(worker, torch.mul, (x.cos(), 2.0)) + x  # type: ignore[no-any-return]
+    return rpc.rpc_sync(worker, torch.mul, (x.cos(), 2.0)) + x
 
 
 class Hooked(nn.Module):
@@ -249,7 +251,7 @@ class Hooked(nn.Module):
         return self.net(x)  # type: ignore[no-any-return]
 
 
-def seen(module: RRef[nn.Module]) -> list[str]:
+def seen(module: RRef[Hooked]) -> list[str]:
     return sorted(module.local_value().seen)
 
 

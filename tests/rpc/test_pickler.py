@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
 import random
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -209,3 +211,13 @@ def test_copies_are_the_parameters_of_modules() -> None:
     pickled = pickler.dumps([weight, layer])
     assert sorted(pickled.copies) == [1, 2]
     assert not pickler.dumps([layer.weight]).copies
+
+
+def test_unpickling_keeps_no_tensor_in_a_cycle() -> None:
+    """Else a graph at a worker would live until the garbage collector runs at the caller."""
+    gc.disable()
+    try:
+        there = weakref.ref(travel([torch.ones(3)])[0])
+        assert there() is None
+    finally:
+        gc.enable()
