@@ -296,3 +296,16 @@ class RaisesOnArrival:
 
     def __setstate__(self, state: Any) -> None:
         raise state["error"]
+
+
+def test_native_functions_are_not_taken_for_their_namesakes() -> None:
+    assert travel(torch.add) is torch.add
+    native = vars(torch._C)["_VariableFunctions"].cdist  # torch.cdist is written in Python
+    assert native != torch.cdist
+    assert travel(native) == native
+
+
+def test_functions_of_builtin_classes() -> None:
+    assert travel(str.maketrans) == str.maketrans
+    assert travel(len) is len
+    assert travel([].append).__name__ == "append"

@@ -35,8 +35,6 @@ Reducer: TypeAlias = Callable[[Any], tuple[Any, ...]]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: How tensors are pickled whose class does not say otherwise.
 _USUAL = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
-#: What the functions of torch that are written in C++ are bound to.
-_NATIVE = torch.add.__self__  # type: ignore[attr-defined]
 
 _reducers: dict[type, Reducer] = {}
 _found: dict[type, Reducer | None] = {}
@@ -195,7 +193,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return _take_apart(obj)
         if kind is types.FunctionType:
             return NotImplemented if _is_importable(obj) else self._function_reduce(obj)
-        if kind is types.BuiltinFunctionType and obj.__self__ is _NATIVE:
+        if isinstance(obj, types.BuiltinFunctionType) and getattr(torch, obj.__name__, None) is obj:
             return _native, (obj.__name__,)
         if kind is types.MethodType and isinstance(obj.__self__, type):
             # A class method; cloudpickle would look for the function behind it and not find it.
