@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,11 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("cluster")]
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=repr)
 both_kinds = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "other"])
+
+
+def _keeps_nothing(worker: str) -> bool:
+    kept: int = rpc.rpc_sync(worker, modules.live_graphs)
+    return kept == 0
 
 
 @every_way
@@ -47,7 +53,8 @@ def test_the_worker_keeps_no_graph_in_between(reentrant: bool) -> None:
     x = numbers(5, 3, requires_grad=True)
 
     def part(x: Tensor) -> Tensor:
-        return Sync().call(module, x)[0] * x
+        noisy: Tensor = Sync().call(module, x)[0]
+        return noisy * x
 
     y = checkpoint(part, x, use_reentrant=reentrant)
     assert until(lambda: rpc.rpc_sync("worker0", modules.live_graphs) == 0)
@@ -78,7 +85,7 @@ def test_a_checkpoint_on_a_worker_around_a_call_to_another() -> None:
     torch.testing.assert_close(x.grad, y.grad)
     torch.testing.assert_close(Sync().gradients(net), [p.grad for p in twin.parameters()])
     for worker in ("worker0", "worker1"):
-        assert until(lambda worker=worker: rpc.rpc_sync(worker, modules.live_graphs) == 0)
+        assert until(partial(_keeps_nothing, worker))
 
 
 def test_saved_tensors_hooks_at_the_caller() -> None:
@@ -90,6 +97,11 @@ def test_saved_tensors_hooks_at_the_caller() -> None:
     torch.testing.assert_close(x.grad, torch.full_like(x, 2))
     packed: list[Tensor] = []
     future = rpc.rpc_async("worker0", modules.scaled, (x,))  # made outside of the hooks
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+
+    def pack(saved: Tensor) -> Tensor:
+        packed.append(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
         future.wait()
     assert packed == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,6 +37,16 @@ def what_is_kept() -> tuple[int, int]:
     return autograd.live_graphs(), int(autograd._get_debug_info()["num_autograd_contexts"])
 
 
+def keeps(worker: str, *, contexts: int, graphs: int | None = None) -> bool:
+    """Whether a worker has so many contexts and, if that matters, graphs."""
+    found = rpc.rpc_sync(worker, what_is_kept)
+    return found[1] == contexts and graphs in (None, found[0])
+
+
+def lacks_context(worker: str, id: int) -> bool:
+    return not rpc.rpc_sync(worker, has_context, (id,))
+
+
 def id_of_context() -> int:
     return autograd._current_context()._context_id()
 
@@ -63,7 +74,7 @@ def train_in_context(x: Tensor, worker: str) -> list[float]:
         loss = rpc.rpc_sync(worker, modules.scaled, (x + 2 * y,)).sum()
         autograd.backward(context_id, [loss])
         (gradient,) = autograd.get_gradients(context_id).values()
-    return gradient.tolist()  # type: ignore[no-any-return]
+    return gradient.tolist()
 
 
 @every_way
@@ -255,7 +266,7 @@ def test_what_was_sent_outside_of_a_context_is_no_part_of_it() -> None:
     assert found == [4.0] * 3
     assert x.grad is None
     for worker in ("worker0", "worker1", "client"):
-        assert until(lambda worker=worker: rpc.rpc_sync(worker, what_is_kept)[1] == 0)
+        assert until(partial(keeps, worker, contexts=0))
 
 
 def test_the_context_goes_along_with_calls() -> None:
@@ -281,7 +292,7 @@ def test_the_end_of_a_context_ends_it_everywhere() -> None:
         assert rpc.rpc_sync("worker1", has_context, (context_id,))
     assert not has_context(context_id)
     for worker in ("worker0", "worker1", "worker2"):
-        assert until(lambda worker=worker: not rpc.rpc_sync(worker, has_context, (context_id,)))
+        assert until(partial(lacks_context, worker, context_id))
     with pytest.raises(
         RuntimeError, match=f"Could not find autograd context with id: {context_id}"
     ):
@@ -296,7 +307,7 @@ def test_the_graphs_of_a_context_end_with_it() -> None:
         autograd.backward(context_id, [loss])
     del kept, loss
     for worker in ("worker0", "worker1", "client"):
-        assert until(lambda worker=worker: rpc.rpc_sync(worker, what_is_kept) == (0, 0))
+        assert until(partial(keeps, worker, contexts=0, graphs=0))
 
 
 def test_contexts_do_not_nest() -> None:

@@ -105,20 +105,26 @@ def test_an_embedding_on_the_worker_with_sparse_gradients(way: Way) -> None:
     assert_same_as_local(program, way)
 
 
+class SparseTable(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(8, 3, sparse=True)
+
+
 class SparseBag(nn.EmbeddingBag):
     def __init__(self) -> None:
         super().__init__(8, 3, sparse=True, mode="sum")
 
 
 def test_an_embedding_here_with_sparse_gradients_through_a_call() -> None:
-    tables = [modules.make(nn.Embedding, (8, 3)) for _ in range(2)]
-    for table in tables:
-        table.sparse = True
+    tables = [modules.make(SparseTable) for _ in range(2)]
     index = torch.tensor([1, 2, 2])
     net = rpc.remote("worker0", modules.make, (modules.Net,))
     rpc.rpc_sync("worker0", modules.place, (net, tables[0](index))).sum().backward()
     modules.make(modules.Net)(tables[1](index)).sum().backward()
-    got, expected = (table.weight.grad for table in tables)
+    got, expected = (table.get_parameter("weight").grad for table in tables)
+    assert got is not None
+    assert expected is not None
+    assert got.is_sparse
     torch.testing.assert_close(got.to_dense(), expected.to_dense())
 
 

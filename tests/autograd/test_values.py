@@ -146,7 +146,8 @@ def test_sparse_gradients(way: Way) -> None:
         module = way.module(torch.nn.Embedding, 5, 2, None, None, 2.0, False, True)
         way.call(module, torch.tensor([1, 3, 1])).square().sum().backward()
         (gradient,) = way.gradients(module)
-        assert gradient is not None and gradient.is_sparse
+        assert gradient is not None
+        assert gradient.is_sparse
         return gradient.to_dense()
 
     assert_same_as_local(program, way)
