@@ -16,7 +16,7 @@ from tensorplay.distributed.rpc import buffers, staging
 from tensorplay.distributed.rpc.buffers import Buffer
 from tensorplay.errors import SerializationError
 
-#: A view may take along so many times the memory of its own elements.
+#: A view may take along so many times the memory of its own elements, or SMALL_BYTES.
 SPREAD = 2
 #: Views with more elements than this are not compared element by element.
 _MOST_COMPARED = 1 << 22
@@ -87,7 +87,7 @@ class _Placer:
         if not tensor.numel():
             return
         count = _extent(tensor)
-        if count > SPREAD * tensor.numel():
+        if nbytes(count, tensor.dtype) > max(buffers.SMALL_BYTES, SPREAD * _own_bytes(tensor)):
             tensor = tensor.detach().contiguous()
             count = tensor.numel()
         self.places[number] = (len(self.buffers), 0, list(tensor.stride()))
