@@ -193,7 +193,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return _take_apart(obj)
         if kind is types.FunctionType:
             return NotImplemented if _is_importable(obj) else self._function_reduce(obj)
-        if isinstance(obj, types.BuiltinFunctionType) and getattr(torch, obj.__name__, None) is obj:
+        if kind is types.BuiltinFunctionType and obj == getattr(torch, obj.__name__, None):
             return _native, (obj.__name__,)
         if kind is types.MethodType and isinstance(obj.__self__, type):
             # A class method; cloudpickle would look for the function behind it and not find it.
