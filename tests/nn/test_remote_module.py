@@ -65,7 +65,7 @@ def test_rank_and_name_are_the_same_worker_in_every_respect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cpu = torch.device("cpu")
-    maps = rpc._get_current_rpc_agent().options.device_maps  # type: ignore[attr-defined]
+    maps = rpc._get_current_rpc_agent().options.device_maps
     assert not RemoteModule("rank:0", Scale).is_device_map_set
     monkeypatch.setitem(maps, "worker0", {cpu: cpu})
     by_name, by_rank = RemoteModule("worker0", Scale), RemoteModule("rank:0", Scale)

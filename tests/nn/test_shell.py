@@ -125,6 +125,6 @@ def test_handles_are_told_apart_by_identity(handle: RemoteModule) -> None:
 def test_nothing_is_asked_of_the_worker_to_print_or_list(
     handle: RemoteModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc._get_current_rpc_agent(), "call", None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(rpc._get_current_rpc_agent(), "call", None)
     container = Container(handle)
     repr(container), list(container.parameters()), list(container.modules()), handle.training
