@@ -309,3 +309,18 @@ def test_functions_of_builtin_classes() -> None:
     assert travel(str.maketrans) == str.maketrans
     assert travel(len) is len
     assert travel([].append).__name__ == "append"
+
+
+@pytest.mark.parametrize(
+    "space", [torch, torch.Tensor, torch.nn, torch.linalg, torch.fft, torch.special, operator]
+)
+def test_every_function_and_class_of_torch_arrives_as_itself(space: Any) -> None:
+    kinds = (types.BuiltinFunctionType, types.MethodDescriptorType, type)
+    things = [thing for thing in vars(space).values() if isinstance(thing, kinds)]
+    for sent, got in zip(things, travel(things), strict=True):
+        assert got == sent
+
+
+def test_functions_that_torch_makes_at_run_time_still_work() -> None:
+    pool = travel(torch.nn.functional.max_pool1d)
+    assert pool(torch.arange(4.0).view(1, 4), 2).tolist() == [[1, 3]]
