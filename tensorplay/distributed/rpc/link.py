@@ -195,6 +195,7 @@ class Link:
             if self._socket is not None:
                 self._socket.close(linger=0)
             self._context.term()
+            self._signalled = True  # a late wake() must not write to a file that was opened since
             os.close(self._wake_out)
             os.close(self._wake_in)
 
