@@ -15,6 +15,9 @@ from tensorplay.distributed.autograd.dist import (
     _get_debug_info as _get_debug_info,
 )
 from tensorplay.distributed.autograd.dist import (
+    _get_max_id as _get_max_id,
+)
+from tensorplay.distributed.autograd.dist import (
     _is_valid_context as _is_valid_context,
 )
 from tensorplay.distributed.autograd.dist import (

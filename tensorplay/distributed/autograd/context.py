@@ -32,6 +32,9 @@ __all__ = ["Contexts", "DistAutogradContext", "named_errors"]
 #: How many contexts that have ended are remembered, for messages that come late.
 _REMEMBERED = 4096
 
+#: Lower bits of an id, which tell the contexts of one process apart.
+_ID_BITS = 48
+
 
 class DistAutogradContext:
     """What one process keeps of a distributed autograd context.
@@ -43,6 +46,7 @@ class DistAutogradContext:
 
     Attributes:
         sent: The calls made in it that may get gradients.
+        running: How many backward passes of this process run for it.
     """
 
     def __init__(self, id: int, creator: int, me: int) -> None:
@@ -50,6 +54,7 @@ class DistAutogradContext:
         self.creator = creator
         self.sent: dict[int, Sent] = {}
         self.peers: dict[int, PeerInfo] = {}
+        self.running = 0
         self._me = me
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         self._spent: list[Any] = []
@@ -57,6 +62,9 @@ class DistAutogradContext:
 
     def _context_id(self) -> int:
         return self.id
+
+    def _send_functions(self) -> dict[int, Sent]:
+        return dict(self.sent)
 
     def _known_worker_ids(self) -> set[int]:
         """Returns the ids of the processes that calls of this context went to or came from."""
@@ -89,7 +97,7 @@ class DistAutogradContext:
         leaves = find_leaves(roots)
         run.watch(roots)
         found: list[tuple[torch.Tensor, torch.Tensor]]
-        with run:
+        with self._counted(), run:
             if leaves.watched:
                 with lent(leaves.tensors, self.id) as found:
                     torch.autograd.backward(roots, gradients, retain_graph=True)
@@ -109,6 +117,16 @@ class DistAutogradContext:
                 total = gradient if before is None else passes.total(before, gradient)
                 self._gradients[leaf] = total
         return run
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self.running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.running -= 1
 
     def use(self, roots: Sequence[GradientEdge], keep: bool) -> None:
         """Notes that a backward begins at these roots.
@@ -151,18 +169,32 @@ class Contexts:
         self._agent = agent
         self._contexts: dict[int, DistAutogradContext] = {}
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
-        self._numbers = itertools.count(secrets.randbits(46))
+        self._numbers = itertools.count(secrets.randbits(_ID_BITS - 2))
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._contexts)
 
+    @property
+    def running(self) -> int:
+        """How many backward passes of this process run for contexts."""
+        return sum(context.running for context in list(self._contexts.values()))
+
+    @property
+    def first_id(self) -> int:
+        """The smallest id that this process can give: it is in the 16 upper bits."""
+        rank = self._agent.info.id
+        return (rank if rank >= 0 else 0x4000 - rank) << _ID_BITS
+
+    @property
+    def last_id(self) -> int:
+        """The largest id that this process can give."""
+        return self.first_id + (1 << _ID_BITS) - 1
+
     def new(self) -> DistAutogradContext:
         """Makes a context."""
-        rank = self._agent.info.id
-        worker = rank if rank >= 0 else 0x4000 - rank
         me = self._agent.incarnation
-        context = DistAutogradContext((worker << 48) + next(self._numbers), me, me)
+        context = DistAutogradContext(self.first_id + next(self._numbers), me, me)
         self._contexts[context.id] = context
         return context
 

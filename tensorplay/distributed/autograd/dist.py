@@ -196,4 +196,12 @@ def _is_valid_context(context_id: int) -> bool:
 
 
 def _get_debug_info() -> dict[str, str]:
-    return {"num_autograd_contexts": str(len(engine().contexts))}
+    contexts = engine().contexts
+    return {
+        "num_current_backward_passes": str(contexts.running),
+        "num_autograd_contexts": str(len(contexts)),
+    }
+
+
+def _get_max_id() -> int:
+    return engine().contexts.last_id
