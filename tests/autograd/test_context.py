@@ -245,6 +245,24 @@ def test_sparse_gradients() -> None:
     assert gradient.to_dense().sum(1).tolist() == [0.0, 8.0, 0.0, 4.0, 0.0]
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_share_no_memory(sparse: bool) -> None:
+    """Two leaves may get the same one; each is written to by itself, as clipping does."""
+    x, y, z = (numbers(3, 2, requires_grad=True, seed=seed) for seed in range(3))
+    with autograd.context() as context_id:
+        if sparse:
+            rows = nn.functional.embedding(torch.tensor([1, 1]), x + y + z, sparse=True)
+            loss = rpc.rpc_sync("worker0", torch.sum, (rows,))
+        else:
+            loss = rpc.rpc_sync("worker0", torch.add, (x + y, z)).sum()
+        autograd.backward(context_id, [loss])
+        found = autograd.get_gradients(context_id)
+        found[x].mul_(0)
+        found[y].mul_(3)
+        sums = [found[leaf].sum().item() for leaf in (x, y, z)]
+    assert sums == ([0.0, 12.0, 4.0] if sparse else [0.0, 18.0, 6.0])
+
+
 def test_hooks_on_leaves_run_and_see_no_gradient_of_others() -> None:
     x = numbers(3, requires_grad=True)
     x.grad = torch.ones_like(x)

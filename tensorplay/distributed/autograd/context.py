@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from tensorplay.distributed.autograd import passes
-from tensorplay.distributed.autograd.leaves import find_leaves, lent
+from tensorplay.distributed.autograd.leaves import find_leaves, lent, unshared
 from tensorplay.distributed.autograd.passes import Pass
 from tensorplay.protocol.messages import PeerInfo
 
@@ -111,6 +111,8 @@ class DistAutogradContext:
                     for leaf, result in zip(leaves.tensors, results, strict=False)
                     if result is not None  # type: ignore[redundant-expr]
                 ]
+                own = unshared([gradient for _, gradient in found])
+                found = [(leaf, gradient) for (leaf, _), gradient in zip(found, own, strict=True)]
         with self._lock:
             for leaf, gradient in found:
                 before = self._gradients.get(leaf)

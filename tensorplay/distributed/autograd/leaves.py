@@ -9,6 +9,7 @@ find ``.grad`` as usual: it is lent to the context for the duration of the pass.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 from tensorplay.distributed.autograd.nodes import PARAMETERS, ReceivedTensors
 from tensorplay.distributed.rpc.executor import blocked
 
-__all__ = ["Leaves", "find_leaves", "lent"]
+__all__ = ["Leaves", "find_leaves", "lent", "unshared"]
 
 _received_node: Any = ReceivedTensors._backward_cls
 
@@ -71,6 +72,32 @@ def _has_hooks(node: Any) -> bool:
         return len(handle.hooks_dict_ref()) > 1
     finally:
         handle.remove()
+
+
+def unshared(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns gradients that can be written into one by one, as those in ``.grad`` can.
+
+    The engine may give several leaves the same tensor, or one that is expanded.
+    """
+    places = Counter(map(_place, gradients))
+    return [
+        gradient.clone() if places[_place(gradient)] > 1 or _is_expanded(gradient) else gradient
+        for gradient in gradients
+    ]
+
+
+def _place(gradient: torch.Tensor) -> int:
+    if gradient.layout is torch.sparse_coo:
+        gradient = gradient._values()
+    if gradient.layout is not torch.strided:
+        return id(gradient)
+    return gradient.untyped_storage().data_ptr() or id(gradient)  # empty ones are nowhere
+
+
+def _is_expanded(gradient: torch.Tensor) -> bool:
+    if gradient.layout is torch.sparse_coo:
+        return _is_expanded(gradient._values()) or _is_expanded(gradient._indices())
+    return gradient.layout is torch.strided and 0 in gradient.stride()
 
 
 class _Loan:
