@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tensorplay.distributed import rpc
 from tensorplay.distributed.nn import interface
 from tensorplay.distributed.nn.api.remote_module import _RemoteModule
 from tensorplay.distributed.nn.jit import instantiator
+from tensorplay.distributed.rpc import api
 from tests.nn.modules import Keywords
 
 pytestmark = pytest.mark.timeout(60)
@@ -33,25 +33,22 @@ class Casting:
 
 
 class Recorder:
-    """Stands for rpc_async; keeps what would be sent."""
+    """Stands for the call of the module's owner; keeps what would be sent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(rpc, "rpc_async", self)
+        monkeypatch.setattr(api, "_call_owner", self)
 
-    def __call__(self, to: Any, function: Any, args: tuple[Any, ...]) -> torch.futures.Future[Any]:
+    def __call__(
+        self, rref: Any, function: Any, args: tuple[Any, ...]
+    ) -> torch.futures.Future[Any]:
         self.sent.append(args[3:])
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result("result")
         return future
 
 
-class Reference:
-    def owner(self) -> str:
-        return "worker0"
-
-
-TARGET = instantiator.CallTarget(Reference(), "cpu", False)  # type: ignore[arg-type]
+TARGET = instantiator.CallTarget(object(), "cpu", False)  # type: ignore[arg-type]
 
 
 @pytest.fixture
