@@ -49,6 +49,8 @@ def run(folder: Path, only: str, jobs: int) -> dict[str, str]:
             **os.environ,
             # The address that stands for a test's file://.
             "CONF_INIT_TEMPLATE": "tcp://127.0.0.1:{port}/{ns}",
+            # The DDP tests rely on every process having its group as soon as one has.
+            "TORCH_DIST_INIT_BARRIER": "1",
             "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
