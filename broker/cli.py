@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensorplay import logs
 from tensorplay.broker.config import DEFAULT_BIND, BrokerConfig
 from tensorplay.errors import BrokerError, ConfigError
-from tensorplay.logs import LEVELS, configure
 from tensorplay.version import __version__
 
 if TYPE_CHECKING:
@@ -109,22 +109,7 @@ DRAIN_SECONDS = 5.0
     help="End when standard input does, once the peers have left or after "
     f"{DRAIN_SECONDS:.0f} s, and leave Ctrl-C to the parent.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    default="info",
-    envvar="TENSORPLAY_LOG_LEVEL",
-    show_default=True,
-    show_envvar=True,
-    help="Least important level that is logged, on standard error.",
-)
-@click.option(
-    "--log-json",
-    is_flag=True,
-    envvar="TENSORPLAY_LOG_JSON",
-    show_envvar=True,
-    help="Log JSON objects, one a line.",
-)
+@logs.options()
 @click.version_option(__version__, prog_name="tensorplay broker")
 def main(
     bind: tuple[str, ...],
@@ -145,7 +130,7 @@ def main(
 
     Exit codes: 0 ended as told, 1 failed (such as an address in use), 2 wrong usage.
     """
-    configure(log_level, json=log_json)
+    logs.configure(log_level, json=log_json)
     try:
         config = BrokerConfig(
             bind=bind,

@@ -8,10 +8,14 @@ from __future__ import annotations
 import json as json_module
 import logging
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Final
+from typing import Any, Final, TypeVar
+
+import click
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_F = TypeVar("_F", bound=Callable[..., Any])
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -46,3 +50,33 @@ def configure(level: str = "info", *, json: bool = False) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+def options(level: str = "info", *, json: bool = True) -> Callable[[_F], _F]:
+    """Gives a command the options ``--log-level`` and ``--log-json``.
+
+    Args:
+        level: The default level.
+        json: Whether the command has ``--log-json`` as well.
+    """
+
+    def decorate(command: _F) -> _F:
+        if json:
+            command = click.option(
+                "--log-json",
+                is_flag=True,
+                envvar="TENSORPLAY_LOG_JSON",
+                show_envvar=True,
+                help="Log JSON objects, one a line.",
+            )(command)
+        return click.option(
+            "--log-level",
+            type=click.Choice(LEVELS, case_sensitive=False),
+            default=level,
+            envvar="TENSORPLAY_LOG_LEVEL",
+            show_default=True,
+            show_envvar=True,
+            help="Least important level that is logged, on standard error.",
+        )(command)
+
+    return decorate

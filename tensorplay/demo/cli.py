@@ -50,15 +50,7 @@ LEARNING_RATE = 2e-3
     help="Use the workers worker0 and worker1 at this broker, which are waited for, instead of "
     "starting some on this machine.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(logs.LEVELS, case_sensitive=False),
-    default="warning",
-    envvar="TENSORPLAY_LOG_LEVEL",
-    show_default=True,
-    show_envvar=True,
-    help="Least important level that is logged, on standard error.",
-)
+@logs.options("warning", json=False)
 @click.version_option(__version__, prog_name="tensorplay demo")
 def main(epochs: int, seed: int, picture: Path, broker: str | None, log_level: str) -> None:
     """Train a model that is spread over two workers and this process.

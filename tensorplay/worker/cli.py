@@ -74,22 +74,7 @@ from tensorplay.version import __version__
     show_envvar=True,
     help="Time that calls under way have to finish on SIGTERM.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(logs.LEVELS, case_sensitive=False),
-    default="info",
-    envvar="TENSORPLAY_LOG_LEVEL",
-    show_default=True,
-    show_envvar=True,
-    help="Least important level that is logged, on standard error.",
-)
-@click.option(
-    "--log-json",
-    is_flag=True,
-    envvar="TENSORPLAY_LOG_JSON",
-    show_envvar=True,
-    help="Log JSON objects, one a line.",
-)
+@logs.options()
 @click.version_option(__version__, prog_name="tensorplay worker")
 def main(
     broker: str,
