@@ -9,6 +9,8 @@ from tensorplay.protocol.messages import FIRST_RANKLESS_ID, Departure, PeerInfo
 
 #: Departures that a namespace remembers, so that late messages get a telling answer.
 _DEPARTED = 64
+#: Refusals that an incomplete world remembers, so that late members learn of them.
+_REFUSALS = 8
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Namespace:
     by_id: dict[int, Peer] = field(default_factory=dict)
     by_incarnation: dict[int, Peer] = field(default_factory=dict)
     departed: dict[int, Departure] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self.by_incarnation.values())
@@ -74,6 +77,21 @@ class Namespace:
     def world_size(self) -> int:
         """Size of the fixed world whose members are here, or 0."""
         return max((peer.world_size for peer in self), default=0)
+
+    def world_is_waiting(self) -> bool:
+        """Returns whether a fixed world has members here, but not all of them."""
+        size = self.world_size
+        return any(rank not in self.by_id for rank in range(size))
+
+    def refuse(self, text: str) -> None:
+        """Keeps why a member was refused, for those of its world that come later."""
+        if self.world_is_waiting() and len(self.refusals) < _REFUSALS:
+            self.refusals.append(text)
+
+    def forget_refusals(self) -> None:
+        """Lets go of the refusals if no member waits any more."""
+        if not self.world_is_waiting():
+            self.refusals.clear()
 
     def free_rank(self) -> int:
         """Returns the lowest rank that nobody has or will claim as a world's member."""

@@ -299,7 +299,13 @@ class BrokerState:
         self._strangers.pop(identity, None)
         self.counters["joined"] += 1
         _log.info("peer %s joined namespace %r", peer, namespace.name)
-        return [self._welcome(peer, hello), *_send_all(others, Roster(joined=[info]))]
+        namespace.forget_refusals()
+        late = [identity] if hello.world_size and namespace.refusals else []
+        return [
+            self._welcome(peer, hello),
+            *_send_all(late, Roster(refused=namespace.refusals)),
+            *_send_all(others, Roster(joined=[info])),
+        ]
 
     def _welcome(self, peer: Peer, hello: Hello) -> Command:
         others = [other for other in peer.namespace if other is not peer]
@@ -324,6 +330,7 @@ class BrokerState:
         waiting = []
         if hello.world_size:
             namespace = self.registry.namespace(hello.namespace)
+            namespace.refuse(refusal.text)
             waiting = [peer.identity for peer in namespace if peer.world_size]
         return [
             _send(identity, refusal),
@@ -371,6 +378,7 @@ class BrokerState:
         )
         self.registry.remove(peer)
         peer.namespace.remember(departure)
+        peer.namespace.forget_refusals()
         others = [other.identity for other in peer.namespace]
         return _send_all(others, Roster(left=[departure]))
 

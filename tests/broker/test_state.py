@@ -81,7 +81,7 @@ class Driver:
 
     def join(self, connection: str, name: str, incarnation: int, **changes: Any) -> Welcome:
         sent = self.send(connection, hello(name, incarnation, **changes))
-        (welcome,) = sent.to(connection)
+        welcome = sent.to(connection)[0]
         assert isinstance(welcome, Welcome), welcome
         return welcome
 
@@ -262,6 +262,33 @@ def test_a_world_that_waits_is_told_why_a_member_was_refused(driver: Driver) -> 
     assert sent.to("a") == [Roster(refused=[refused.text])]
     assert sent.to("b") == []
     assert driver.send("d", hello("w0", 4)).to("a") == []  # no member of the world
+
+
+def test_a_late_member_of_a_world_is_told_who_was_refused_before(driver: Driver) -> None:
+    driver.join("a", "w0", 1, rank=0, world_size=3)
+    refused = driver.refuse("b", hello("w0", 2, rank=1, world_size=3))
+    late = driver.send("c", hello("w2", 3, rank=2, world_size=3)).to("c")
+    assert isinstance(late[0], Welcome)
+    assert late[1:] == [Roster(refused=[refused.text])]
+    assert len(driver.send("d", hello("elastic", 4)).to("d")) == 1
+
+
+def test_refusals_are_forgotten_when_the_world_is_complete(driver: Driver) -> None:
+    driver.join("a", "w0", 1, rank=0, world_size=2)
+    driver.refuse("b", hello("w0", 2, rank=1, world_size=2))
+    assert len(driver.send("b", hello("w1", 3, rank=1, world_size=2)).to("b")) == 1
+    driver.send("b", Goodbye())
+    assert len(driver.send("c", hello("w1", 4, rank=1, world_size=2)).to("c")) == 1
+
+
+def test_refusals_are_forgotten_with_the_last_member_of_the_world(driver: Driver) -> None:
+    driver.join("e", "elastic", 1, role=Role.CLIENT)
+    driver.join("a", "w0", 2, rank=0, world_size=3)
+    for attempt in range(20):
+        driver.refuse("b", hello("w0", 3 + attempt, rank=1, world_size=3))
+    assert 0 < len(driver.state.registry.namespace("default").refusals) < 20
+    driver.send("a", Goodbye())
+    assert len(driver.send("a", hello("w0", 50, rank=0, world_size=3)).to("a")) == 1
 
 
 def test_another_protocol_version_is_refused_with_both(driver: Driver) -> None:
