@@ -9,6 +9,7 @@ here imports torch, numpy or a pickler: the broker starts fast and stays small.
     outbound          what waits for peers that do not read fast enough
     server            the loop around one ROUTER socket
     status            the state as JSON
+    check             asks a broker whether it is well
     config, cli       options and the command line
 """
 

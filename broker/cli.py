@@ -25,6 +25,8 @@ _log = logging.getLogger("tensorplay.broker")
 
 #: Seconds that the peers of an embedded broker have to leave when its parent has ended.
 DRAIN_SECONDS = 5.0
+#: Seconds that a broker has to answer a check.
+CHECK_SECONDS = 2.0
 
 
 @click.command(
@@ -109,6 +111,12 @@ DRAIN_SECONDS = 5.0
     help="End when standard input does, once the peers have left or after "
     f"{DRAIN_SECONDS:.0f} s, and leave Ctrl-C to the parent.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Start nothing: ask the broker that runs at the first --bind on this host whether it is "
+    f"well. Exit code 1 if it does not answer within {CHECK_SECONDS:.0f} s.",
+)
 @logs.options()
 @click.version_option(__version__, prog_name="tensorplay broker")
 def main(
@@ -120,6 +128,7 @@ def main(
     max_peers: int,
     insecure: bool,
     exit_with_parent: bool,
+    check: bool,
     log_level: str,
     log_json: bool,
 ) -> None:
@@ -143,6 +152,9 @@ def main(
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
+    if check:
+        _check(config)
+        return
     from tensorplay.broker.server import Broker
 
     broker = Broker(config)
@@ -165,6 +177,17 @@ def main(
     finally:
         broker.close()
     _log.info("ended")
+
+
+def _check(config: BrokerConfig) -> None:
+    from tensorplay.broker.check import check
+
+    try:
+        status = check(config.bind[0], CHECK_SECONDS)
+    except BrokerError as error:
+        raise click.ClickException(str(error)) from None
+    peers = sum(len(namespace["peers"]) for namespace in status["namespaces"].values())
+    click.echo(f"well: up for {status['uptime']:.0f} s, {peers} peers are registered")
 
 
 def _allow_open_files(peers: int) -> None:
