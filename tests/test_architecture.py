@@ -121,9 +121,9 @@ def test_the_lowest_layers_need_little(package: str) -> None:
             assert known, f"{source.relative_to(ROOT)} imports {name}"
 
 
-def test_only_the_server_knows_zeromq() -> None:
+def test_only_the_server_and_its_check_know_zeromq() -> None:
     users = {s.name for s in sources("tensorplay.broker") if "zmq" in set(imports(s))}
-    assert users == {"server.py"}
+    assert users == {"check.py", "server.py"}
 
 
 def test_the_broker_needs_no_torch() -> None:
