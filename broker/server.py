@@ -1,6 +1,6 @@
 """The broker's loop around one ROUTER socket: receives, asks the state, sends.
 
-Besides the check, the only file of the broker that knows ZeroMQ.  The loop waits on the socket's file
+With the check, the only file of the broker that knows ZeroMQ.  The loop waits on the socket's file
 descriptor instead of polling for POLLOUT, which on a ROUTER fires while *any* peer has
 room: the descriptor wakes it also when a peer that was full has read something, and when
 a connection ends.
