@@ -101,7 +101,7 @@ class Agent:
         self.world_size = world_size
         self.pid = os.getpid()
         self.incarnation = secrets.randbits(63) | 1
-        self.roster = PeerRoster()
+        self.roster = PeerRoster(world_size or 0)
         self.executor = Executor(options.num_worker_threads, f"tensorplay-{name}")
         self.collectives = Collectives()
         self._registered = threading.Event()

@@ -116,19 +116,16 @@ def _from_launcher(rank: int) -> tuple[int, int | None]:
 
 
 def _wait_for_world(agent: Agent, world_size: int, timeout: float) -> None:
-    def missing() -> list[int]:
-        present = {peer.id for peer in agent.roster.all()}
-        return [rank for rank in range(world_size) if rank not in present]
-
-    refused = agent.roster.refused
-    complete = agent.roster.wait_for(lambda: bool(refused) or not missing(), timeout)
-    if refused:
-        raise RegistrationError(f"the world cannot be complete: {refused[0]}")
-    if not complete:
-        raise BrokerError(
-            f"ranks {missing()} of a world of {world_size} did not come within {timeout} s; "
-            f"registered are {agent.roster.describe()}"
-        )
+    roster = agent.roster
+    roster.wait_for(lambda: bool(roster.refused) or roster.world_was_complete, timeout)
+    if roster.world_was_complete:
+        return
+    if roster.refused:
+        raise RegistrationError(f"the world cannot be complete: {roster.refused[0]}")
+    raise BrokerError(
+        f"ranks {roster.missing()} of a world of {world_size} did not come within {timeout} s; "
+        f"registered are {roster.describe()}"
+    )
 
 
 @atexit.register

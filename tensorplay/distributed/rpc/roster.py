@@ -15,9 +15,20 @@ _MOST_DEPARTED = 1024
 
 
 class PeerRoster:
-    """Thread-safe view of the namespace; changes wake those who wait for a peer."""
+    """Thread-safe view of the namespace; changes wake those who wait for a peer.
 
-    def __init__(self) -> None:
+    Args:
+        world_size: Size of the fixed world that this process belongs to, or 0.
+
+    Attributes:
+        refused: Why others were refused to that world.
+        world_was_complete: Whether all of it have been here at the same time. It stays true
+            when members leave: one may be gone before another looks.
+    """
+
+    def __init__(self, world_size: int = 0) -> None:
+        self._world_size = world_size
+        self.world_was_complete = False
         self._changed = threading.Condition()
         self._peers: dict[int, PeerInfo] = {}
         self._by_name: dict[str, PeerInfo] = {}
@@ -56,7 +67,13 @@ class PeerRoster:
                 self._peers[peer.incarnation] = peer
             self._by_name = {peer.name: peer for peer in self._peers.values()}
             self._by_id = {peer.id: peer for peer in self._peers.values()}
+            if not self.world_was_complete:
+                self.world_was_complete = not self.missing()
             self._changed.notify_all()
+
+    def missing(self) -> list[int]:
+        """Returns the ranks of the fixed world that nobody has now."""
+        return [rank for rank in range(self._world_size) if rank not in self._by_id]
 
     def get(self, incarnation: int) -> PeerInfo | None:
         """Returns the live peer of that incarnation."""
