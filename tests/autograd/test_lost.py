@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tensorplay.cluster import LocalCluster
-from tensorplay.distributed import rpc
+from tensorplay.distributed import autograd, rpc
 from tensorplay.errors import WorkerLostError
 from tests.autograd import modules
 from tests.autograd.modules import numbers
@@ -29,6 +29,17 @@ def test_a_worker_that_dies_between_forward_and_backward(
     x.grad = None
     other.sum().backward()
     assert x.grad is not None
+
+
+def test_a_lost_worker_is_told_as_such_in_a_context(
+    own_cluster: Callable[..., LocalCluster],
+) -> None:
+    cluster = own_cluster(workers=1)
+    with autograd.context() as context:
+        lost = rpc.rpc_sync("worker0", modules.scaled, (numbers(3, requires_grad=True),))
+        cluster.kill("worker0")
+        with pytest.raises(WorkerLostError, match=r"Error on Node -2: .*worker0"):
+            autograd.backward(context, [lost.sum()])
 
 
 def test_a_caller_that_dies_leaves_no_graph(own_cluster: Callable[..., LocalCluster]) -> None:

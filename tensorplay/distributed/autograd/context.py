@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge
 from tensorplay.distributed.autograd import passes
 from tensorplay.distributed.autograd.leaves import find_leaves, lent, unshared
 from tensorplay.distributed.autograd.passes import Pass
+from tensorplay.errors import GraphLostError, RpcTimeoutError, WorkerLostError
 from tensorplay.protocol.messages import PeerInfo
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ _REMEMBERED = 4096
 
 #: Lower bits of an id, which tell the contexts of one process apart.
 _ID_BITS = 48
+
+#: Errors of a backward that keep their class.
+_KEPT_ERRORS = (WorkerLostError, RpcTimeoutError, GraphLostError)
 
 
 class DistAutogradContext:
@@ -157,7 +161,9 @@ def named_errors(id: int) -> Iterator[None]:
     except Exception as error:
         if str(error).startswith("Error on Node "):
             raise
-        raise RuntimeError(f"Error on Node {id}: {error}") from error
+        # What callers tell apart stays what it is; it is a RuntimeError as well.
+        kind = type(error) if isinstance(error, _KEPT_ERRORS) else RuntimeError
+        raise kind(f"Error on Node {id}: {error}") from error
 
 
 class Contexts:
