@@ -54,8 +54,11 @@ class Kind(IntEnum):
     REQUEST = 32  # run this
     REPLY = 33  # its result, or its exception
     CHUNK = 34  # a piece of a large request or reply
-    CREDIT = 35  # that many bytes of yours have been consumed
+    CREDIT = 35  # what of yours has arrived, and how many bytes of it have been consumed
     CANCEL = 36  # the caller no longer wants the result of that request
+    SYNC = 37  # answer with a CREDIT: something of mine may have been lost
+    BATCH = 38  # several small requests, replies and cancels in one message
+    VOID = 39  # takes the place of a message that was given up
 
 
 FIRST_ROUTED_KIND = Kind.REQUEST
@@ -213,7 +216,7 @@ class Undeliverable(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.U
         kind: Kind of the message.
         dst: Incarnation it was addressed to.
         id: Its id.
-        code: ``"gone"``, ``"full"``, ``"too-large"`` or ``"malformed"``.
+        code: ``"gone"``, ``"away"``, ``"full"``, ``"too-large"`` or ``"malformed"``.
         text: One sentence for people.
     """
 
@@ -255,11 +258,16 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     """Header of every message that the broker passes on.
 
     Attributes:
-        kind: REQUEST, REPLY, CHUNK, CREDIT or CANCEL.
+        kind: A routed kind.
         dst: Incarnation of the receiver.
         src: Incarnation of the sender; the broker drops a message that lies about it.
         id: Number of the request, drawn by the caller; a reply, chunk or cancel repeats it.
+            Of a SYNC the last ``seq`` that was sent, which its CREDIT repeats.
         size: Payload bytes of the whole request or reply, those in chunks included.
+            Of a CREDIT the bytes consumed since the sender and receiver first met.
+        seq: Number of the message among those from ``src`` to ``dst``; 0 for SYNC and CREDIT.
+        ack: The last ``seq`` from ``dst`` that has arrived at ``src``.
+        life: How often ``src`` and ``dst`` have given up each other before.
     """
 
     kind: int
@@ -267,3 +275,6 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     src: int
     id: int
     size: int = 0
+    seq: int = 0
+    ack: int = 0
+    life: int = 0

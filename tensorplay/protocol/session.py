@@ -78,11 +78,15 @@ class Rejected:
 
 @dataclass(frozen=True)
 class PeersChanged:
-    """Command: tell the owner who came, who went, and who was refused to its fixed world."""
+    """Command: tell the owner who came, who went, and who was refused to its fixed world.
+
+    ``back`` are peers that it knows: they have registered again.
+    """
 
     joined: tuple[PeerInfo, ...] = ()
     left: tuple[Departure, ...] = ()
     refused: tuple[str, ...] = ()
+    back: tuple[PeerInfo, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,14 @@ class PeerSession:
         """Notes a sign of life of the broker that is no control message."""
         self._last_heard = now
         self._lost = False
+
+    def connected(self, now: float) -> list[Command]:
+        """Notes that the connection stands, for the first time or anew."""
+        if self.state not in (State.REGISTERING, State.REGISTERED):
+            return []
+        self.state = State.REGISTERING
+        self._hello_interval = HELLO_INTERVAL
+        return self._say_hello(now)
 
     def tick(self, now: float, stats: dict[str, float] | None = None) -> list[Command]:
         """Does what is due at ``now``; ``stats`` go with a heartbeat."""
@@ -243,6 +255,7 @@ class PeerSession:
 
     def _changed(self, roster: Roster) -> list[Command]:
         joined = tuple(peer for peer in roster.joined if peer.incarnation not in self.peers)
+        back = tuple(peer for peer in roster.joined if peer.incarnation in self.peers)
         left = tuple(gone for gone in roster.left if gone.peer.incarnation in self.peers)
         for gone in left:
             del self.peers[gone.peer.incarnation]
@@ -251,7 +264,9 @@ class PeerSession:
             self.peers[peer.incarnation] = peer
             self._missing_until.pop(peer.incarnation, None)
         refused = tuple(roster.refused)
-        return [PeersChanged(joined, left, refused)] if joined or left or refused else []
+        if not (joined or left or refused or back):
+            return []
+        return [PeersChanged(joined, left, refused, back)]
 
     def _expire_missing(self, now: float) -> list[Command]:
         expired = [key for key, until in self._missing_until.items() if now >= until]

@@ -1,35 +1,35 @@
-"""The connection to the broker: one DEALER socket, one thread that owns it.
+"""The connection to the broker: one DEALER socket, used by one thread at a time.
 
-The thread runs the session and the outbox; every other thread only appends to ``_posted``
-and wakes it.  Handlers are called in it and must not block, nor run a user's code.
+Whoever holds ``_using`` may use the socket, the session and the outbox.  The link's own
+thread waits for messages and for time to pass.  Other threads append to ``_posted``; one
+that finds the socket free sends what was posted itself, and handles what has come
+meanwhile, which saves a change of threads.  What is posted while the socket is in use is
+sent by who uses it, together.
+
+Handlers are called by whoever uses the socket, one at a time; they must not block, nor
+run a user's code.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from tensorplay.distributed.rpc.address import BrokerAddress
+from tensorplay.distributed.rpc.dealer import Change, Dealer, Frame
 from tensorplay.errors import ProtocolError
-from tensorplay.protocol import wire
-from tensorplay.protocol.messages import (
-    CHUNK_BYTES,
-    Hello,
-    Kind,
-    Refused,
-    Route,
-    Undeliverable,
-    Welcome,
-)
-from tensorplay.protocol.outbox import Frames, Outbox
+from tensorplay.protocol import batch, wire
+from tensorplay.protocol.messages import Hello, Kind, Refused, Route, Undeliverable, Welcome
+from tensorplay.protocol.outbox import Frames, Outbox, Verdict
 from tensorplay.protocol.session import (
     BrokerLost,
     Closed,
@@ -45,16 +45,16 @@ from tensorplay.protocol.session import (
 
 _log = logging.getLogger(__name__)
 
-#: Payloads up to this size are received by copying: cheaper than a Frame object each.
-_COPY_BYTES = 8 << 10
 #: Messages handled before the loop looks at its other duties.
 _ROUND = 256
 #: Seconds without an answer to HELLO after which a new socket resolves the address again.
 _RECONNECT_SECONDS = 5.0
+#: Seconds that the broker has to answer a GOODBYE.
+_GOODBYE_SECONDS = 1.0
 
 
 class Handlers(Protocol):
-    """What the link tells its owner, always in the link's thread."""
+    """What the link tells its owner, one call at a time."""
 
     def on_registered(self, welcome: Welcome, again: bool) -> None:
         """This peer is registered, for the first time or again."""
@@ -65,17 +65,23 @@ class Handlers(Protocol):
     def on_peers(self, changed: PeersChanged) -> None:
         """The roster has changed."""
 
+    def on_forgotten(self, incarnation: int) -> None:
+        """A peer had given this one up, and is in touch again."""
+
     def on_broker_lost(self, silent_for: float) -> None:
         """The broker is silent; the link keeps trying."""
 
-    def on_message(self, route: Route, frames: list[bytes | memoryview]) -> None:
+    def on_message(self, route: Route, frames: Sequence[Frame]) -> None:
         """A REQUEST, REPLY, CHUNK or CANCEL came in; ``frames`` are those behind the route."""
 
     def on_undeliverable(self, report: Undeliverable) -> None:
-        """A message reached nobody."""
+        """A message reached nobody and never will."""
 
     def on_tick(self, now: float) -> float:
         """Does what is due and returns when it wants to be called again."""
+
+    def on_idle(self) -> None:
+        """What has come together has been handled."""
 
     def stats(self) -> dict[str, float]:
         """What this peer tells the broker of itself."""
@@ -96,50 +102,57 @@ class Link:
     ) -> None:
         self._address = address
         self._handlers = handlers
-        self._window = window
         self._session = PeerSession(hello)
-        self._outbox = Outbox(window)
-        self._posted: deque[Callable[[], None]] = deque()
-        self._consumed: dict[int, int] = {}
+        self._outbox = Outbox(hello.incarnation, window)
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._stuck: Frames | None = None  # taken from the outbox, but the socket was full
+        self._using = threading.Lock()
         self._signalled = False
+        self._sleeps_until = 0.0  # the thread, at most
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] | None = None
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._dealer: Dealer | None = None
         self._connected_at = 0.0
-        self._idle = threading.Event()
-        self._closing = False
+        self._leaving = False
+        self._leave_by = 0.0
+        self._goodbye_by = 0.0
+        self._reason = ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tensorplay-link", daemon=True)
 
     @property
     def thread(self) -> threading.Thread:
-        """The thread that owns the socket."""
+        """The thread that waits for messages."""
         return self._thread
 
     def start(self) -> None:
         """Starts to connect; the handlers hear of the rest."""
         self._thread.start()
 
-    def send(self, route: Route, *frames: bytes | memoryview) -> None:
+    def send(self, dst: int, kind: Kind, id: int, size: int, *frames: Frame) -> None:
         """Sends a message whose payload is at most one chunk."""
-        self._post(lambda: self._outbox.post(route, *frames))
+        self._posted.append((self._outbox.post, (dst, kind, id, size, frames)))
+        self.wake()
 
-    def send_stream(self, route: Route, header: bytes, payload: Sequence[memoryview]) -> None:
+    def send_stream(
+        self, dst: int, kind: Kind, id: int, size: int, header: bytes, payload: Sequence[memoryview]
+    ) -> None:
         """Sends a request or reply in chunks."""
-        self._post(lambda: self._outbox.post_stream(route, header, payload))
+        self._posted.append((self._outbox.post_stream, (dst, kind, id, size, header, payload)))
+        self.wake()
 
     def consumed(self, src: int, size: int) -> None:
         """Grants ``src`` credit for bytes of its that have been dealt with."""
         if size:
-            self._post(lambda: self._credit(src, size))
+            self._posted.append((self._consumed, (src, size)))
+            self.wake()
 
-    def drop(self, dst: int) -> None:
-        """Forgets what is waiting for a peer that is gone; in the link's thread only."""
-        self._outbox.drop(dst)
-        self._consumed.pop(dst, None)
+    def drop(self, peer: int) -> None:
+        """Forgets what is waiting for a peer that is gone."""
+        self._posted.append((self._outbox.drop, (peer,)))
+        self.wake()
 
     def wake(self) -> None:
         """Makes the thread look at its duties; never blocks."""
@@ -157,169 +170,170 @@ class Link:
         """
 
         def leave() -> None:
-            if not self._closing:
-                self._closing = True
+            if not self._leaving:
+                self._leaving = True
                 self._leave_by = time.monotonic() + timeout
                 self._reason = reason
 
-        self._post(leave)
+        self._posted.append((leave, ()))
+        self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout + 5.0)
 
     def abandon(self) -> None:
         """Ends the thread at once, without a goodbye."""
-        self._post(self._closed.set)
+        self._posted.append((self._closed.set, ()))
+        self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
 
-    # The rest runs in the link's thread.
-
-    _leave_by = 0.0
-    _reason = ""
-
-    def _post(self, action: Callable[[], None]) -> None:
-        self._posted.append(action)
-        self.wake()
+    # Everything from here on is for who holds ``_using``, or for the link's thread.
 
     def _run(self) -> None:
         try:
-            self._connect()
-            self._do(self._session.start(time.monotonic()))
+            with self._using:
+                self._connect()
+                self._do(self._session.start(time.monotonic()))
             while not self._closed.is_set():
-                self._turn()
+                with self._using:
+                    wanted = self._turn()
+                self._sleep(wanted)
         except BaseException:
             _log.exception("the connection to the broker failed")
             raise
         finally:
-            self._closed.set()
-            if self._socket is not None:
-                self._socket.close(linger=0)
-            self._context.term()
-            self._signalled = True  # a late wake() must not write to a file that was opened since
-            os.close(self._wake_out)
-            os.close(self._wake_in)
+            with self._using:
+                self._closed.set()
+                if self._dealer is not None:
+                    self._dealer.close()
+                self._context.term()
+                self._signalled = True  # a late wake() must not write to a file opened since
+                os.close(self._wake_out)
+                os.close(self._wake_in)
 
-    def _turn(self) -> None:
+    def _turn(self) -> float:
+        """Does all there is to do and returns when there will be something again."""
+        self._look_after_connection()
+        more = self._exchange()
         now = time.monotonic()
+        self._reconnect_if_unanswered(now)
         wanted = self._handlers.on_tick(now)
         self._do(self._session.tick(now, self._handlers.stats()))
-        self._reconnect_if_unanswered(now)
-        wanted = min(wanted, self._session.next_tick())
-        if self._closing:
+        wanted = min(wanted, self._session.next_tick(), self._outbox.tick(now))
+        if self._leaving:
             wanted = min(wanted, self._leave(now))
         self._flush()
-        self._poll(max(0.0, wanted - time.monotonic()))
-        self._receive()
-        while self._posted:
-            self._posted.popleft()()
-        self._flush()
+        assert self._dealer is not None
+        if more or self._posted or self._dealer.readable():
+            return now
+        return wanted
 
-    def _poll(self, seconds: float) -> None:
-        if self._posted:
-            seconds = 0.0
-        flags = zmq.POLLIN | (zmq.POLLOUT if self._stuck is not None else 0)
-        poller = zmq.Poller()
-        assert self._socket is not None
-        poller.register(self._socket, flags)
-        poller.register(self._wake_out, zmq.POLLIN)
-        ready = dict(poller.poll(int(min(seconds, 60.0) * 1000 + 0.9)))
-        if self._wake_out in ready:
+    def _sleep(self, until: float) -> None:
+        """Waits for a message, a wake-up or a time."""
+        assert self._dealer is not None
+        seconds = until - time.monotonic()
+        if seconds <= 0:
+            return
+        self._sleeps_until = until
+        poller = select.poll()
+        for descriptor in (*self._dealer.descriptors(), self._wake_out):
+            poller.register(descriptor, select.POLLIN)
+        ready = poller.poll(min(seconds, 60.0) * 1000 + 0.9)
+        self._sleeps_until = 0.0
+        if any(descriptor == self._wake_out for descriptor, _ in ready):
             os.read(self._wake_out, 4096)
-        # Cleared before the posted actions are run: what comes later wakes again.
-        self._signalled = False
+            # Cleared before the posted actions are run: what comes later wakes again.
+            self._signalled = False
 
-    def _receive(self) -> None:
+    def _exchange(self) -> bool:
+        """Sends what was posted and handles what has come; returns whether there may be more."""
+        self._run_posted()
+        self._flush()
+        more = self._receive()
+        self._handlers.on_idle()
+        self._run_posted()
+        self._flush()
+        return more
+
+    def _run_posted(self) -> None:
+        posted = self._posted
+        while posted:
+            action, args = posted.popleft()
+            action(*args)
+
+    def _receive(self) -> bool:
+        dealer = self._dealer
+        assert dealer is not None
         for _ in range(_ROUND):
-            message = self._receive_one()
+            message = dealer.receive()
             if message is None:
-                return
-            head, frames = message
+                return False
+            header, frames = message
             now = time.monotonic()
             try:
-                decoded = wire.decode(head)
+                decoded = wire.decode(header)
             except ProtocolError as error:
                 _log.warning("dropped a message of the broker: %s", error)
                 continue
             if isinstance(decoded, Route):
                 self._session.heard(now)
-                self._routed(decoded, frames)
+                self._routed(decoded, frames, now)
             else:
                 self._do(self._session.receive(decoded, now))
             del message, frames  # an idle link must not keep the last payload alive
+        return True
 
-    def _receive_one(self) -> tuple[bytes, list[bytes | memoryview]] | None:
-        socket = self._socket
-        assert socket is not None
-        try:
-            head = socket.recv(zmq.DONTWAIT)
-        except zmq.Again:
-            return None
-        frames: list[bytes | memoryview] = []
-        if not socket.getsockopt(zmq.RCVMORE):
-            return head, frames
-        frames.append(socket.recv())
-        while socket.getsockopt(zmq.RCVMORE):
-            frame = socket.recv(copy=False)
-            frames.append(frame.bytes if len(frame) <= _COPY_BYTES else frame.buffer)
-        return head, frames
-
-    def _routed(self, route: Route, frames: list[bytes | memoryview]) -> None:
-        if route.kind == Kind.CREDIT:
-            self._outbox.credit(route.src, route.size)
+    def _routed(self, route: Route, frames: Sequence[Frame], now: float) -> None:
+        verdict = self._outbox.receive(route, now)
+        if verdict is Verdict.FORGOTTEN:
+            self._handlers.on_forgotten(route.src)
+            verdict = self._outbox.receive(route, now)
+        if verdict is not Verdict.HANDLE or route.kind == Kind.VOID:
             return
         try:
-            self._handlers.on_message(route, frames)
+            if route.kind != Kind.BATCH:
+                self._handlers.on_message(route, frames)
+                return
+            for kind, id, size, parts in batch.unpack(frames):
+                self._handlers.on_message(Route(kind, route.dst, route.src, id, size), parts)
         except ProtocolError as error:
             _log.warning("dropped a message of peer %d: %s", route.src, error)
 
-    def _credit(self, src: int, size: int) -> None:
-        total = self._consumed.get(src, 0) + size
-        if total * 4 < self._window:
-            self._consumed[src] = total
-            return
-        self._consumed.pop(src, None)
-        me = self._session.me
-        if me is not None and src in self._session.peers:
-            self._outbox.post_control(
-                wire.encode(Route(Kind.CREDIT, src, me.incarnation, 0, total))
-            )
+    def _consumed(self, src: int, size: int) -> None:
+        self._outbox.consumed(src, size, time.monotonic())
 
     def _flush(self) -> None:
         """Sends while there is something that may go and the socket takes it."""
-        registered = self._session.state in (State.REGISTERED, State.LEAVING)
-        while self._stuck is not None or registered:
-            frames = self._stuck if self._stuck is not None else self._outbox.take()
-            if frames is None:
-                return
-            if not self._send(frames):
-                self._stuck = frames
+        dealer = self._dealer
+        assert dealer is not None
+        if self._stuck is not None:
+            if not dealer.send(self._stuck):
                 return
             self._stuck = None
-
-    def _send(self, frames: Frames) -> bool:
-        socket = self._socket
-        assert socket is not None
-        last = len(frames) - 1
-        try:
-            for index, frame in enumerate(frames):
-                flags = zmq.DONTWAIT | (zmq.SNDMORE if index < last else 0)
-                # The first frame is refused if the socket is full, a later one never is.
-                socket.send(frame, flags, copy=len(frame) <= _COPY_BYTES)
-        except zmq.Again:
-            return False
-        return True
+        if self._session.state not in (State.REGISTERED, State.LEAVING):
+            return
+        now = time.monotonic()
+        while (frames := self._outbox.take(now)) is not None:
+            if not dealer.send(frames):
+                self._stuck = frames
+                return
 
     def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             if isinstance(command, Send):
                 # What is lost here (not connected, full) the session repeats in time.
-                self._send((wire.encode(command.message),))
+                assert self._dealer is not None
+                self._dealer.send((wire.encode(command.message),))
             elif isinstance(command, Registered):
+                if command.again:
+                    self._outbox.all_back(time.monotonic())
                 self._handlers.on_registered(command.welcome, command.again)
             elif isinstance(command, PeersChanged):
+                for peer in command.back:
+                    self._outbox.back(peer.incarnation, time.monotonic())
                 self._handlers.on_peers(command)
             elif isinstance(command, NotDelivered):
-                self._handlers.on_undeliverable(command.report)
+                self._not_delivered(command.report)
             elif isinstance(command, BrokerLost):
                 self._handlers.on_broker_lost(command.silent_for)
             elif isinstance(command, Rejected):
@@ -328,12 +342,22 @@ class Link:
             elif isinstance(command, Closed):
                 self._closed.set()
 
+    def _not_delivered(self, report: Undeliverable) -> None:
+        if report.code == "full":
+            self._outbox.full(report.dst, time.monotonic())
+        elif report.code in ("away", "gone") and report.dst in self._session.peers:
+            self._outbox.away(report.dst)  # it comes back, or the roster will tell
+        else:
+            if report.code == "too-large":
+                self._outbox.void(report.dst, report.id)
+            self._handlers.on_undeliverable(report)
+
     def _leave(self, now: float) -> float:
         """Leaves once everything is sent or the time is up; returns when to look again."""
         if self._session.state is State.REGISTERED:
             if (self._stuck is None and self._outbox.empty) or now >= self._leave_by:
                 self._do(self._session.leave(self._reason))
-                self._goodbye_by = now + 1.0
+                self._goodbye_by = now + _GOODBYE_SECONDS
         elif self._session.state is State.LEAVING:
             if now >= self._goodbye_by:  # the broker does not answer
                 self._closed.set()
@@ -341,7 +365,14 @@ class Link:
             self._closed.set()
         return now + 0.05
 
-    _goodbye_by = 0.0
+    # The connection.
+
+    def _look_after_connection(self) -> None:
+        assert self._dealer is not None
+        for change in self._dealer.changes():
+            if change is Change.CONNECTED:
+                self._stuck = None  # what was not sent is asked for again
+                self._do(self._session.connected(time.monotonic()))
 
     def _reconnect_if_unanswered(self, now: float) -> None:
         if (
@@ -351,35 +382,11 @@ class Link:
             self._connect()
 
     def _connect(self) -> None:
-        if self._socket is not None:
-            self._socket.close(linger=0)
+        if self._dealer is not None:
+            self._dealer.close()
         self._stuck = None
         self._connected_at = time.monotonic()
-        socket = self._socket = self._context.socket(zmq.DEALER)
-        heartbeat = int(self._session.heartbeat_interval * 1000)
-        silence = int(self._session.heartbeat_timeout * 1000)
-        for option, value in {
-            zmq.IMMEDIATE: 1,  # nothing is queued for a broker that is not there
-            zmq.LINGER: 0,
-            zmq.SNDHWM: 1024,
-            # Unlimited: the window bounds what comes. libzmq answers no heartbeat while a
-            # queue is full, so the broker would take a busy peer for dead, and it aborts the
-            # process if it reconnects then.
-            zmq.RCVHWM: 0,
-            zmq.MAXMSGSIZE: 16 * CHUNK_BYTES,
-            zmq.IPV6: int(self._address.needs_ipv6()),
-            zmq.RECONNECT_IVL: 100,
-            zmq.RECONNECT_IVL_MAX: 2000,
-            # Answered by libzmq's own thread: a process that computes with the GIL held
-            # is alive, one that was stopped is not.
-            zmq.HEARTBEAT_IVL: heartbeat,
-            zmq.HEARTBEAT_TIMEOUT: silence,
-            zmq.HEARTBEAT_TTL: silence,
-            # Middle boxes forget idle connections.
-            zmq.TCP_KEEPALIVE: 1,
-            zmq.TCP_KEEPALIVE_IDLE: 60,
-            zmq.TCP_KEEPALIVE_INTVL: 15,
-            zmq.TCP_KEEPALIVE_CNT: 4,
-        }.items():
-            socket.setsockopt(option, value)
-        socket.connect(self._address.endpoint)
+        session = self._session
+        self._dealer = Dealer(
+            self._context, self._address, session.heartbeat_interval, session.heartbeat_timeout
+        )
