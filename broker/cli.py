@@ -66,6 +66,16 @@ CHECK_SECONDS = 2.0
     "computes is never silent in this sense.",
 )
 @click.option(
+    "--reconnect-grace",
+    type=float,
+    default=BrokerConfig.reconnect_grace,
+    envvar="TENSORPLAY_RECONNECT_GRACE",
+    metavar="SECONDS",
+    show_default=True,
+    show_envvar=True,
+    help="A peer whose connection broke has so long to come back before it counts as lost.",
+)
+@click.option(
     "--max-message-bytes",
     type=int,
     default=BrokerConfig.max_message_bytes,
@@ -83,7 +93,7 @@ CHECK_SECONDS = 2.0
     metavar="BYTES",
     show_default=True,
     show_envvar=True,
-    help="What is kept for one peer that reads slowly; more is an error at the sender.",
+    help="What is kept for one peer that reads slowly; what is more is sent again later.",
 )
 @click.option(
     "--max-peers",
@@ -123,6 +133,7 @@ def main(
     bind: tuple[str, ...],
     heartbeat_interval: float,
     heartbeat_timeout: float,
+    reconnect_grace: float,
     max_message_bytes: int,
     queue_bytes: int,
     max_peers: int,
@@ -145,6 +156,7 @@ def main(
             bind=bind,
             heartbeat_interval=heartbeat_interval,
             heartbeat_timeout=heartbeat_timeout,
+            reconnect_grace=reconnect_grace,
             max_message_bytes=max_message_bytes,
             queue_bytes=queue_bytes,
             max_peers=max_peers,

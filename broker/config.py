@@ -22,8 +22,10 @@ class BrokerConfig:
         bind: Endpoints to listen at, ``tcp://host:port`` (port 0: a free one) or ``ipc://path``.
         heartbeat_interval: Seconds between two heartbeats, both ways.
         heartbeat_timeout: Seconds of silence after which a peer's connection is given up.
+        reconnect_grace: Seconds that a peer has to come back whose connection broke.
         max_message_bytes: Largest request or reply that is passed on, its chunks included.
-        queue_bytes: Bytes kept for one peer that reads slower than others send to it.
+        queue_bytes: Bytes kept for one peer that reads slower than others send to it; who
+            sends more has to send it again.
         max_peers: Most peers that may be registered at once.
         insecure: Listen at addresses that other hosts can reach, without authentication.
 
@@ -34,8 +36,9 @@ class BrokerConfig:
     bind: tuple[str, ...] = (DEFAULT_BIND,)
     heartbeat_interval: float = 1.0
     heartbeat_timeout: float = 5.0
+    reconnect_grace: float = 1.0
     max_message_bytes: int = 64 << 30
-    queue_bytes: int = 256 << 20
+    queue_bytes: int = 128 << 20
     max_peers: int = 4096
     insecure: bool = False
 
@@ -53,6 +56,10 @@ class BrokerConfig:
                 f"heartbeat_timeout must be above heartbeat_interval "
                 f"({self.heartbeat_interval} s) and at most {_MAX_TIMEOUT:.0f} s, "
                 f"got {self.heartbeat_timeout}"
+            )
+        if not 0 <= self.reconnect_grace <= _MAX_TIMEOUT:
+            raise ConfigError(
+                f"reconnect_grace must be 0 to {_MAX_TIMEOUT:.0f} s, got {self.reconnect_grace}"
             )
         for name in ("max_message_bytes", "queue_bytes", "max_peers"):
             if getattr(self, name) < 1:

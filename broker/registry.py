@@ -33,7 +33,8 @@ class Peer:
     Attributes:
         info: What everybody may know of it.
         namespace: Where it is registered.
-        identity: The connection by which it is reached; a reconnect changes it.
+        identity: The connection by which it is reached, a reconnect changes it; None while
+            it is away.
         world_size: Size of the fixed world it belongs to, or 0.
         since: When it registered.
         last_heard: When its last message came.
@@ -41,11 +42,13 @@ class Peer:
         sent: What was passed on to it.
         stats: What its last heartbeat told of it.
         next_complaint: When it may be told of a malformed message again.
+        gone_at: When it counts as lost, if it is away and does not come back.
+        away: Why it is away, one sentence for people.
     """
 
     info: PeerInfo
     namespace: Namespace
-    identity: bytes
+    identity: bytes | None
     world_size: int
     since: float
     last_heard: float
@@ -53,6 +56,8 @@ class Peer:
     sent: Traffic = field(default_factory=Traffic)
     stats: dict[str, float] = field(default_factory=dict)
     next_complaint: float = float("-inf")
+    gone_at: float = float("inf")
+    away: str = ""
 
     def __str__(self) -> str:
         info = self.info
@@ -120,9 +125,10 @@ class Registry:
     def __init__(self) -> None:
         self.namespaces: dict[str, Namespace] = {}
         self.by_identity: dict[bytes, Peer] = {}
+        self.away: set[Peer] = set()
 
     def __len__(self) -> int:
-        return len(self.by_identity)
+        return len(self.by_identity) + len(self.away)
 
     def namespace(self, name: str) -> Namespace:
         """Returns the namespace of that name; one without peers is not kept."""
@@ -136,6 +142,7 @@ class Registry:
         namespace.by_id[peer.info.id] = peer
         namespace.by_incarnation[peer.info.incarnation] = peer
         namespace.departed.pop(peer.info.incarnation, None)
+        assert peer.identity is not None
         self.by_identity[peer.identity] = peer
 
     def remove(self, peer: Peer) -> None:
@@ -144,12 +151,25 @@ class Registry:
         del namespace.by_name[peer.info.name]
         del namespace.by_id[peer.info.id]
         del namespace.by_incarnation[peer.info.incarnation]
-        del self.by_identity[peer.identity]
+        self._disconnect(peer)
         if not namespace.by_incarnation:
             del self.namespaces[namespace.name]
 
     def move(self, peer: Peer, identity: bytes) -> None:
         """Notes that a peer is reached by another connection now."""
-        del self.by_identity[peer.identity]
+        self._disconnect(peer)
         peer.identity = identity
+        peer.gone_at, peer.away = float("inf"), ""
         self.by_identity[identity] = peer
+
+    def send_away(self, peer: Peer, reason: str, gone_at: float) -> None:
+        """Notes that a peer cannot be reached, and when it counts as lost."""
+        self._disconnect(peer)
+        peer.gone_at, peer.away = gone_at, reason
+        self.away.add(peer)
+
+    def _disconnect(self, peer: Peer) -> None:
+        self.away.discard(peer)
+        if peer.identity is not None:
+            del self.by_identity[peer.identity]
+            peer.identity = None

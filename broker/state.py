@@ -5,23 +5,25 @@ time and does what the returned commands say, in order.
 
 Rule 2: a connection is not a peer.  A peer is known by its name and incarnation; HELLO
 ties it to the connection it came by, and the same incarnation by another connection is
-the same peer, which has reconnected: it moves there and nobody is told.
+the same peer, which has reconnected: it moves there, and the others are told, because
+what was on its way to it may be lost.
 
 Rule 3: whether a peer is alive is decided by its connection, never by its silence: a
 process that computes for minutes says nothing, but its ZeroMQ thread answers ZeroMQ's own
-heartbeats.  The broker probes every connection each interval; one that does not stand any
-more ends its peer.
+heartbeats.  The broker probes every connection each interval.  A peer whose connection
+does not stand any more is away; one that is not back in time is lost.
 
 Rule 4: a name or rank is refused only if its holder's connection was found standing after
-it was asked for.  Until then the newcomer is a claim.
+it was asked for.  Until then the newcomer is a claim.  A holder that is away loses it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from tensorplay.broker import admission
 from tensorplay.broker.config import BrokerConfig
@@ -66,6 +68,8 @@ _log = logging.getLogger(__name__)
 
 #: A peer's own headers are small; what they hold is kept, and sent to everybody.
 MAX_PEER_HEADER = 16 << 10
+#: Kinds that nobody waits for: what is lost of them is asked for again.
+_UNNUMBERED = frozenset({Kind.CREDIT, Kind.SYNC})
 #: Seconds between two answers to a connection that is unknown or sends rubbish.
 COMPLAINT_SECONDS = 0.5
 #: Unknown connections of which it is remembered that they were told so.
@@ -115,7 +119,7 @@ class BrokerState:
 
     def next_tick(self) -> float:
         """Returns the time at which a Tick has something to do."""
-        return self._next_beat
+        return min(self._next_beat, *(peer.gone_at for peer in self.registry.away), math.inf)
 
     # Messages.
 
@@ -168,13 +172,15 @@ class BrokerState:
                 f"broker's limit of {self.config.max_message_bytes} (--max-message-bytes)"
             )
             return [_undeliverable(identity, route, "too-large", text)]
+        if receiver.identity is None:
+            return self._away(identity, receiver, route)
         peer.received.add(size)
         receiver.sent.add(size)
         return [Forward(receiver.identity, identity, route, size)]
 
     def _gone(self, sender: Peer, route: Route) -> list[Command]:
         self.counters["gone"] += 1
-        if route.kind != Kind.REQUEST:
+        if route.kind in _UNNUMBERED or sender.identity is None:
             return []
         departure = sender.namespace.departed.get(route.dst)
         if departure is None:
@@ -183,6 +189,13 @@ class BrokerState:
             text = f"peer {departure.peer.name!r} is gone: {departure.reason}"
         return [_undeliverable(sender.identity, route, "gone", text)]
 
+    def _away(self, sender: bytes, receiver: Peer, route: Route) -> list[Command]:
+        self.counters["away"] += 1
+        if route.kind in _UNNUMBERED:
+            return []
+        text = f"peer {receiver.info.name!r} is away: {receiver.away}"
+        return [_undeliverable(sender, route, "away", text)]
+
     def _overflowed(self, forward: Forward) -> list[Command]:
         self.counters["full"] += 1
         sender = self.registry.by_identity.get(forward.sender)
@@ -190,7 +203,7 @@ class BrokerState:
         if receiver is not None:
             receiver.sent.messages -= 1
             receiver.sent.bytes -= forward.size
-        if sender is None or forward.route.kind not in (Kind.REQUEST, Kind.REPLY, Kind.CHUNK):
+        if sender is None or forward.route.kind == Kind.CREDIT:
             return []
         name = receiver.info.name if receiver is not None else "?"
         text = (
@@ -218,7 +231,7 @@ class BrokerState:
 
     def _complain(self, peer: Peer, text: str, now: float) -> list[Command]:
         """Tells a peer of its mistake, and the log of its first one."""
-        if now < peer.next_complaint:
+        if now < peer.next_complaint or peer.identity is None:
             return []
         if peer.next_complaint == float("-inf"):
             _log.warning("dropped a message of peer %s: %s", peer, text)
@@ -255,7 +268,10 @@ class BrokerState:
         if refusal is not None:
             return self._refuse(identity, hello, refusal)
         holder = admission.holder(hello, namespace)
-        if holder is not None:
+        if holder is not None and holder.identity is None:
+            departure = Departure(holder.info, clean=False, reason=holder.away)
+            return [*self._remove(holder, departure), *self._hello(identity, hello, now)]
+        if holder is not None and holder.identity is not None:
             self._claims.setdefault(holder.identity, {})[identity] = hello
             return [Probe(holder.identity, self._heartbeat(now))]
         return self._register(identity, hello, namespace, now)
@@ -267,11 +283,14 @@ class BrokerState:
         commands: list[Command] = []
         if identity != peer.identity:
             self.counters["resumed"] += 1
-            commands.append(Forget(peer.identity))
+            if peer.identity is not None:
+                commands.append(Forget(peer.identity))
             self.registry.move(peer, identity)
             self._strangers.pop(identity, None)
+            others = (key for key in _reachable(peer.namespace) if key != identity)
+            commands += _send_all(others, Roster(joined=[peer.info]))
         peer.last_heard = now
-        return [*commands, self._welcome(peer, hello)]
+        return [self._welcome(peer, hello), *commands]
 
     def _register(
         self, identity: bytes, hello: Hello, namespace: Namespace, now: float
@@ -294,7 +313,7 @@ class BrokerState:
             hello.versions,
         )
         peer = Peer(info, namespace, identity, hello.world_size, since=now, last_heard=now)
-        others = [other.identity for other in namespace]
+        others = list(_reachable(namespace))
         self.registry.add(peer)
         self._strangers.pop(identity, None)
         self.counters["joined"] += 1
@@ -308,6 +327,7 @@ class BrokerState:
         ]
 
     def _welcome(self, peer: Peer, hello: Hello) -> Command:
+        assert peer.identity is not None
         others = [other for other in peer.namespace if other is not peer]
         return _send(
             peer.identity,
@@ -331,7 +351,9 @@ class BrokerState:
         if hello.world_size:
             namespace = self.registry.namespace(hello.namespace)
             namespace.refuse(refusal.text)
-            waiting = [peer.identity for peer in namespace if peer.world_size]
+            waiting = [
+                peer.identity for peer in namespace if peer.world_size and peer.identity is not None
+            ]
         return [
             _send(identity, refusal),
             *_send_all(waiting, Roster(refused=[refusal.text])),
@@ -364,8 +386,15 @@ class BrokerState:
         if peer is not None:
             silent = now - peer.last_heard
             reason = event.reason or f"connection lost, last heard of {silent:.1f} s ago"
-            commands += self._remove(peer, Departure(peer.info, clean=False, reason=reason))
-        return commands + self._settle(event.identity, now)
+            self.registry.send_away(peer, reason, now + self.config.reconnect_grace)
+        return commands + self._settle(event.identity, now) + self._expire(now)
+
+    def _expire(self, now: float) -> list[Command]:
+        """Removes the peers that were away for too long."""
+        commands: list[Command] = []
+        for peer in [peer for peer in self.registry.away if now >= peer.gone_at]:
+            commands += self._remove(peer, Departure(peer.info, clean=False, reason=peer.away))
+        return commands
 
     def _remove(self, peer: Peer, departure: Departure) -> list[Command]:
         self.counters["left" if departure.clean else "lost"] += 1
@@ -379,21 +408,26 @@ class BrokerState:
         self.registry.remove(peer)
         peer.namespace.remember(departure)
         peer.namespace.forget_refusals()
-        others = [other.identity for other in peer.namespace]
-        return _send_all(others, Roster(left=[departure]))
+        return _send_all(_reachable(peer.namespace), Roster(left=[departure]))
 
     # Time.
 
     def _tick(self, now: float) -> list[Command]:
         if now < self._next_beat:
-            return []
+            return self._expire(now)
         self._next_beat = now + self.config.heartbeat_interval
         self._strangers = {key: until for key, until in self._strangers.items() if now < until}
         header = self._heartbeat(now)
-        return [Probe(identity, header) for identity in self.registry.by_identity]
+        probes = [Probe(identity, header) for identity in self.registry.by_identity]
+        return [*self._expire(now), *probes]
 
     def _heartbeat(self, now: float) -> bytes:
         return wire.encode(Heartbeat(sent=now))
+
+
+def _reachable(namespace: Namespace) -> Iterator[bytes]:
+    """Yields the connections of a namespace's peers."""
+    return (peer.identity for peer in namespace if peer.identity is not None)
 
 
 def _send(identity: bytes, message: Control) -> Send:

@@ -146,17 +146,17 @@ class Channel:
             if not self._unacknowledged or seq < self._unacknowledged[0][0]:
                 continue  # acknowledged meanwhile
             return self._sendable(seq, item)
-        item = self._next()
-        if item is None:
+        fresh = self._next()
+        if fresh is None:
             if self._sync_at == float("inf"):
                 self._expect_progress(now)  # else a lost CREDIT would be waited for for ever
             return None
         self._seq += 1
         if not self._unacknowledged:
             self._expect_progress(now, sending=True)
-        self._unacknowledged.append((self._seq, item))
-        self._sent_bytes += item.cost
-        return self._sendable(self._seq, item)
+        self._unacknowledged.append((self._seq, fresh))
+        self._sent_bytes += fresh.cost
+        return self._sendable(self._seq, fresh)
 
     def void(self, id: int) -> None:
         """Gives up the unacknowledged messages of a call; their numbers stay taken."""
@@ -181,15 +181,13 @@ class Channel:
         self._away = False
         self._told = self._told_consumed = -1  # so may what the other was told
         self._credit_at = now
-        self._sync_interval = SYNC_SECONDS
-        self._syncing = bool(self._unacknowledged)
-        self._sync_at = now if self._syncing else float("inf")
+        self._syncing = False
+        self._sync_at = float("inf")
+        self._ask(now)
 
     def full(self, now: float) -> None:
         """Notes that the broker had no room for a message of this channel."""
-        self._syncing = True
-        self._sync_at = now + FULL_SECONDS
-        self._sync_interval = SYNC_SECONDS
+        self._ask(now + FULL_SECONDS)
 
     def tick(self, now: float) -> list[bytes]:
         """Returns the headers of the SYNC and CREDIT that are due."""
@@ -260,6 +258,15 @@ class Channel:
             waiting.popleft()
         self._expect_progress(now)
 
+    def _ask(self, at: float) -> None:
+        """Sends nothing more until it is known what has arrived of what was sent."""
+        if self._unacknowledged:
+            self._syncing = True
+            self._again.clear()
+            self._rewound_until = 0.0
+            self._sync_at = at
+            self._sync_interval = SYNC_SECONDS
+
     def _expect_progress(self, now: float, *, sending: bool = False) -> None:
         """Sets the time at which to ask if nothing has been acknowledged until then."""
         if self._syncing:
@@ -323,10 +330,11 @@ class Channel:
         together = [item]
         cost = item.cost
         room = batch.BATCH_BYTES - _bytes(item)
+        free = self._window - self.outstanding
         while small and len(together) < batch.BATCH_MESSAGES and _is_small(small[0]):
             item = small[0]
             room -= _bytes(item)
-            if room < 0 or not self._admits(cost + item.cost):
+            if room < 0 or cost + item.cost > free:
                 break
             cost += item.cost
             together.append(small.popleft())

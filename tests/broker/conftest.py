@@ -13,7 +13,7 @@ from tensorplay.broker import Broker, BrokerConfig
 from tests.broker.helpers import Connect, Dial, RawPeer
 
 #: Short enough to see a peer die, long enough for a loaded machine.
-INTERVAL, TIMEOUT = 0.2, 1.0
+INTERVAL, TIMEOUT, GRACE = 0.2, 1.0, 0.2
 
 
 @pytest.fixture
@@ -28,7 +28,10 @@ def broker() -> Iterator[Broker]:
     before = threading.active_count()
     with Broker(
         BrokerConfig(
-            bind=("tcp://127.0.0.1:0",), heartbeat_interval=INTERVAL, heartbeat_timeout=TIMEOUT
+            bind=("tcp://127.0.0.1:0",),
+            heartbeat_interval=INTERVAL,
+            heartbeat_timeout=TIMEOUT,
+            reconnect_grace=GRACE,
         )
     ) as broker:
         yield broker

@@ -107,6 +107,7 @@ def test_a_peer_that_reconnects_stays_the_same(connect: Connect) -> None:
     watcher.expect(Roster)
     again = after.register("worker0", 2)
     assert again.peer == welcome.peer
+    assert watcher.expect(Roster).joined == [welcome.peer]  # what was on its way may be lost
     watcher.route(Kind.REQUEST, 2, 5, b"x")
     assert len(after.expect_frames()) == 2
     watcher.expect_nothing()

@@ -214,8 +214,9 @@ def test_the_same_incarnation_by_another_connection_is_the_same_peer(driver: Dri
     before = driver.join("a", "w", 1)
     driver.join("b", "v", 2)
     commands = driver.handle(Received(b"c", wire.encode(hello("w", 1, rank=5))))
-    forget, welcome = commands
+    welcome, forget, news = commands
     assert forget == Forget(b"a")
+    assert news == Send(b"b", wire.encode(Roster(joined=[before.peer])))
     assert isinstance(welcome, Send)
     assert wire.decode(welcome.header) == msgspec.structs.replace(
         before, roster=[before.peer, driver.state.registry.by_identity[b"b"].info]
@@ -377,13 +378,41 @@ def test_last_words_are_made_fit_for_a_log(driver: Driver) -> None:
     assert roster.left[0].reason == "a b" + "x" * 253
 
 
-def test_a_lost_connection_ends_its_peer(driver: Driver) -> None:
+def test_a_peer_that_is_away_for_too_long_is_lost(driver: Driver) -> None:
     peer = driver.join("a", "w", 1).peer
     driver.join("b", "v", 2)
     driver.now += 3.0
-    sent = driver.settle(driver.handle(Unreachable(b"a")))
+    assert driver.settle(driver.handle(Unreachable(b"a"))) == []
+    assert driver.state.next_tick() <= driver.now + 1.0
+    driver.now += 1.0
+    sent = driver.settle(driver.handle(Tick()))
     reason = "connection lost, last heard of 3.0 s ago"
     assert sent == [("b", Roster(left=[Departure(peer, clean=False, reason=reason)]))]
+
+
+def test_a_peer_that_comes_back_in_time_was_only_away(driver: Driver) -> None:
+    peer = driver.join("a", "w", 1).peer
+    driver.join("b", "v", 2)
+    driver.settle(driver.handle(Unreachable(b"a")))
+    (report,) = driver.send("b", Route(Kind.REQUEST, 1, 2, 5)).to("b")
+    assert (report.code, report.id) == ("away", 5)
+    assert driver.send("b", Route(Kind.SYNC, 1, 2, 5)) == []  # is asked again
+    driver.now += 0.5
+    sent = driver.send("c", hello("w", 1))
+    assert sent.to("b") == [Roster(joined=[peer])]
+    assert sent.to("c")[0].peer == peer
+    driver.now += 10.0
+    assert driver.settle(driver.handle(Tick())) == []
+
+
+def test_a_peer_that_is_away_loses_its_name_to_a_newcomer(driver: Driver) -> None:
+    peer = driver.join("a", "w", 1).peer
+    driver.join("b", "v", 2)
+    driver.settle(driver.handle(Unreachable(b"a")))
+    sent = driver.send("c", hello("w", 3))
+    left, joined = sent.to("b")
+    assert [gone.peer for gone in left.left] == [peer]
+    assert [new.incarnation for new in joined.joined] == [3]
 
 
 def test_silence_alone_ends_nobody(driver: Driver) -> None:
@@ -435,9 +464,12 @@ def test_a_request_to_nobody_comes_back_and_says_who_is_gone(driver: Driver) -> 
     driver.send("b", Goodbye("done"))
     (report,) = driver.send("a", Route(Kind.REQUEST, 2, 1, 5)).to("a")
     assert report.text == "peer 'v' is gone: done"
-    for kind in (Kind.REPLY, Kind.CHUNK, Kind.CREDIT, Kind.CANCEL):
+    for kind in (Kind.CREDIT, Kind.SYNC):  # nobody waits for these
         assert driver.send("a", Route(kind, 2, 1, 5)) == []
-    assert driver.state.counters["gone"] == 6
+    for kind in (Kind.REPLY, Kind.CHUNK, Kind.CANCEL, Kind.BATCH):
+        (report,) = driver.send("a", Route(kind, 2, 1, 5)).to("a")
+        assert (report.code, report.kind) == ("gone", kind)
+    assert driver.state.counters["gone"] == 8
 
 
 def test_a_forged_sender_is_dropped_and_counted(driver: Driver) -> None:

@@ -111,8 +111,7 @@ class BrokerModel(RuleBasedStateMachine):
             )
         elif isinstance(message, Roster):
             seen = self.seen[command.identity]
-            for peer in message.joined:
-                assert peer.incarnation not in seen.peers
+            for peer in message.joined:  # known ones are back
                 seen.peers.add(peer.incarnation)
             for departure in message.left:
                 seen.peers.remove(departure.peer.incarnation)
@@ -194,6 +193,7 @@ class BrokerModel(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.happen(Tick())
+        assert self.now < self.state.next_tick()
 
     # What must hold.
 
@@ -207,7 +207,11 @@ class BrokerModel(RuleBasedStateMachine):
             count += len(peers)
             for peer in peers:
                 assert peer.namespace is namespace
-                assert registry.by_identity[peer.identity] is peer
+                if peer.identity is None:
+                    assert peer in registry.away
+                    assert self.now < peer.gone_at
+                else:
+                    assert registry.by_identity[peer.identity] is peer
                 assert namespace.by_name[peer.info.name] is peer
                 assert namespace.by_id[peer.info.id] is peer
                 assert peer.info.id != -1
@@ -237,6 +241,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.now += 10.0
         self.happen(Tick())
         assert len(self.state.registry) == 0
+        assert self.state.registry.away == set()
         assert self.state.registry.namespaces == {}
         assert self.state._strangers == {}
 

@@ -332,16 +332,16 @@ class Agent:
                 f"the {what} has {size} bytes, but the broker routes at most {self._max_bytes} "
                 "(its option --max-message-bytes)"
             )
-        route = Route(route.kind, route.dst, route.src, route.id, size)
+        kind = Kind(route.kind)
         if route.dst == self.incarnation:
+            route = Route(kind, route.dst, route.src, route.id, size)
             self._complete_message(Message(route, header, frames))
         elif size <= CHUNK_BYTES:
-            self._link.send(route, wire.encode(header), *frames)
+            self._link.send(route.dst, kind, route.id, size, wire.encode(header), *frames)
         else:
             header = msgspec.structs.replace(header, sizes=[len(frame) for frame in frames])
-            self._link.send_stream(
-                route, wire.encode(header), [memoryview(frame) for frame in frames]
-            )
+            payload = [memoryview(frame) for frame in frames]
+            self._link.send_stream(route.dst, kind, route.id, size, wire.encode(header), payload)
 
     def _reply(self, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
         # Counts first: whoever is told of a reference by the reply must be known by then.
@@ -353,7 +353,7 @@ class Agent:
             self._callee.cancel(self.incarnation, id)
         else:
             # Goes behind the request: it must not arrive first.
-            self._link.send(Route(Kind.CANCEL, peer.incarnation, self.incarnation, id))
+            self._link.send(peer.incarnation, Kind.CANCEL, id, 0)
 
     # What the link tells; all in its thread.
 
@@ -382,9 +382,15 @@ class Agent:
         """Peers have come, gone, or been refused."""
         self.roster.change(changed.joined, changed.left, changed.refused)
         for gone in changed.left:
-            self._lose(gone.peer, gone.reason)
-            for callback in self._departure_callbacks:
-                callback(gone)
+            self._link.drop(gone.peer.incarnation)
+            self._lose(gone)
+
+    def on_forgotten(self, incarnation: int) -> None:
+        """A peer had given up this process, which is back: neither owes the other anything."""
+        peer = self.roster.get(incarnation)
+        if peer is not None:
+            reason = "it had given up this process, which was out of its reach"
+            self._lose(Departure(peer, clean=False, reason=reason))
 
     def on_broker_lost(self, silent_for: float) -> None:
         """The broker is silent."""
@@ -392,13 +398,15 @@ class Agent:
 
     def on_undeliverable(self, report: Undeliverable) -> None:
         """A message of this process reached nobody."""
+        if report.code == "gone":
+            self._caller.lose_unknown(report.dst, report.text)
         # The id is of a call of ours, or, in a reply or a chunk of one, of a call of theirs.
-        if report.kind in (Kind.REQUEST, Kind.CHUNK) and self._caller.undeliverable(report):
+        elif report.kind in (Kind.REQUEST, Kind.CHUNK) and self._caller.undeliverable(report):
             return
-        if report.kind in (Kind.REPLY, Kind.CHUNK) and report.code != "gone":
+        elif report.kind in (Kind.REPLY, Kind.CHUNK):
             self._callee.reply_lost(report.dst, report.id, report.text)
 
-    def on_message(self, route: Route, frames: list[Frame]) -> None:
+    def on_message(self, route: Route, frames: Sequence[Frame]) -> None:
         """A routed message has come."""
         if route.kind == Kind.CANCEL:
             self._cancelled(route)
@@ -450,11 +458,16 @@ class Agent:
             self.rrefs.received(partial.header.refs, route.src)
             self.rrefs.settle(partial.header.refs)
 
-    def _lose(self, peer: PeerInfo, reason: str) -> None:
+    def on_idle(self) -> None:
+        """What has come together has been handled."""
+
+    def _lose(self, gone: Departure) -> None:
         """Fails what is in flight to a peer that is gone, and forgets what is its."""
-        self._caller.lose(peer, reason)
-        self._link._post(lambda: self._link.drop(peer.incarnation))
+        peer = gone.peer
+        self._caller.lose(peer, gone.reason)
         self._inbound.drop(peer.incarnation)
         self._callee.peer_left(peer.incarnation)
         self.rrefs.peer_left(peer.incarnation)
         self.collectives.peer_left(self.info.name, peer.name)
+        for callback in self._departure_callbacks:
+            callback(gone)

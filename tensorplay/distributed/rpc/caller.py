@@ -165,7 +165,7 @@ class Caller:
             hooks.current().discard(src, reply.meta)
 
     def undeliverable(self, report: Undeliverable) -> bool:
-        """Fails a call whose request, or a chunk of it, reached nobody.
+        """Fails a call whose request, or a chunk of it, was refused.
 
         Returns:
             Whether it was one of this process's calls.
@@ -173,13 +173,14 @@ class Caller:
         call = self._calls.pop_if_to(report.id, report.dst)
         if call is None:
             return False
-        error: Exception
-        if report.code == "too-large":
-            error = MessageTooLargeError(report.text)
-        else:
-            error = WorkerLostError(f"{call.what} on {call.peer.name!r}: {report.text}")
-        call.fail(error, self.completions.submit)
+        call.fail(MessageTooLargeError(report.text), self.completions.submit)
         return True
+
+    def lose_unknown(self, incarnation: int, text: str) -> None:
+        """Fails the calls to a peer that is not even known to have gone."""
+        for call in self._calls.to(incarnation):
+            error = WorkerLostError(f"{call.what} on {call.peer.name!r}: {text}")
+            call.fail(error, self.completions.submit)
 
     def expire(self, now: float) -> float:
         """Fails the calls whose time is up; returns when the next one's is."""

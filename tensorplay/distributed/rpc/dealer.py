@@ -44,7 +44,10 @@ class Dealer:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: BrokerAddress, heartbeat: float,
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: BrokerAddress,
+        heartbeat: float,
         silence: float,
     ) -> None:
         socket = self._socket = context.socket(zmq.DEALER)
@@ -84,16 +87,16 @@ class Dealer:
 
     def readable(self) -> bool:
         """Returns whether a message is waiting."""
-        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return self._has(self._socket, zmq.POLLIN)
 
     def writable(self) -> bool:
         """Returns whether a message would be taken."""
-        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT)
+        return self._has(self._socket, zmq.POLLOUT)
 
     def changes(self) -> Iterator[Change]:
         """Yields what has become of the connection since the last look."""
-        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            yield _CHANGES[recv_monitor_message(self._monitor)["event"]]
+        while self._has(self._monitor, zmq.POLLIN):
+            yield _CHANGES[recv_monitor_message(self._monitor)["event"]]  # type: ignore[index]
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Sends a message; returns False if it is not taken now."""
@@ -123,6 +126,10 @@ class Dealer:
             frame = socket.recv(copy=False)
             frames.append(frame.bytes if len(frame) <= _COPY_BYTES else frame.buffer)
         return header, frames
+
+    def _has(self, socket: zmq.Socket[bytes], event: int) -> bool:
+        events = socket.getsockopt(zmq.EVENTS)
+        return isinstance(events, int) and bool(events & event)
 
     def close(self) -> None:
         """Closes the socket; what it has not sent is thrown away."""

@@ -51,7 +51,7 @@ class Inbound:
         self._partial: dict[tuple[int, int, int], tuple[Message, Assembler]] = {}
         self.max_bytes: int | None = None
 
-    def feed(self, route: Route, frames: list[Frame]) -> Message | None:
+    def feed(self, route: Route, frames: Sequence[Frame]) -> Message | None:
         """Takes a REQUEST, REPLY or CHUNK and returns what is complete with it.
 
         Raises:
@@ -85,7 +85,7 @@ class Inbound:
         for key in [key for key in self._partial if key[0] == src]:
             del self._partial[key]
 
-    def _chunk(self, route: Route, frames: list[Frame]) -> Message | None:
+    def _chunk(self, route: Route, frames: Sequence[Frame]) -> Message | None:
         position = decode_position(frames[0])
         key = (route.src, position.kind, route.id)
         if key not in self._partial:  # begun before this process lost or forgot it

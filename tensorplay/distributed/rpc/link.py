@@ -216,6 +216,8 @@ class Link:
         self._look_after_connection()
         more = self._exchange()
         now = time.monotonic()
+        if self._closed.is_set():
+            return now
         self._reconnect_if_unanswered(now)
         wanted = self._handlers.on_tick(now)
         self._do(self._session.tick(now, self._handlers.stats()))
