@@ -94,6 +94,6 @@ def test_remote_modules_and_graphs_are_still_there(crashing: Crashing) -> None:
     crashing.kill()
     crashing.start()
     loss.backward()
-    weight = layer.get_module_rref().to_here(timeout=TIMEOUT).weight
+    weight = layer.remote_parameters()[0].to_here(timeout=TIMEOUT)
     assert inputs.grad is not None
     assert torch.allclose(inputs.grad, weight.detach().sum(0).expand(3, 4))
