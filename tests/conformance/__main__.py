@@ -42,8 +42,19 @@ def run(folder: Path, only: str, jobs: int) -> dict[str, str]:
     skipped = "|".join(re.escape(test) + "$" for test in DIFFERENCES)
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
-        command = [sys.executable, str(folder / "run_conformance.py"), "--target", "tensorplay"]
-        command += ["--category", "public", "--json", str(report), "-j", str(jobs), "-q"]
+        runner = str(Path(__file__).with_name("runner.py"))
+        command = [sys.executable, runner, str(folder / "run_conformance.py")]
+        command += [
+            "--target",
+            "tensorplay",
+            "--category",
+            "public",
+            "--json",
+            str(report),
+            "-j",
+            str(jobs),
+            "-q",
+        ]
         command += ["--retries", "0", "--skip", skipped, *(["--only", only] if only else [])]
         environment = {
             **os.environ,

@@ -19,18 +19,15 @@ DIFFERENCES = {
     "RpcTest.test_wait_all_exit_early_builtin": _EARLY,
     "RpcTest.test_wait_all_exit_early_python": _EARLY,
     "RpcTest.test_wait_all_exit_early_script_function": _EARLY,
-    "TensorPipeAgentRpcTest.test_dynamic_rpc_init_rpc_without_rank": (
-        "a process may join without a rank: a client needs none, a worker is given one"
-    ),
 }
 
 #: A selection that touches every part in a few minutes; a pattern searched in the test ids.
 FAST = (
     r"RpcTest\.test_(add|async_function_(simple|chained|raise|multi_fanout)|builtin_remote_ret|"
-    r"callback_chain|deadlock|init_rpc_twice|nested_r|multi_layer|my_parameter|"
+    r"callback_chain|deadlock|init_rpc_twice|duplicate_name|local_shutdown|nested_r|multi_layer|my_parameter|"
     r"py_(raise|tensors|rref|user)|rpc_(barrier|timeouts|return)|rref_(proxy|forward|type)|"
     r"stress_light|use_rref|user_rrefs|wait_all(_workers|$)|world_size_one|wrong_types)"
-    r"|RemoteModule|DistOptimizer|ParameterServer|Reinforcement|JitRpc|JitDist"
+    r"|RemoteModule|DistOptimizer|ParameterServer|Reinforcement|JitRpc|JitDist|DdpComparison"
     r"|DistAutogradTest\.test_(backward_(simple|rref|multiple|complex|accum|verify)|context_cleanup|"
     r"nested_context|post_hooks|trainer_ps|multiple_backward|error_in_context)"
 )

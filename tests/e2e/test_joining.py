@@ -15,6 +15,7 @@ import pytest
 from tensorplay.cluster import LocalCluster
 from tensorplay.distributed import rpc
 from tensorplay.errors import BrokerError, ConfigError
+from tensorplay.protocol.messages import Role
 from tests.rpc import helpers
 
 Start = Callable[..., LocalCluster]
@@ -34,7 +35,7 @@ MEMBER = textwrap.dedent(
     total = rpc.rpc_sync((rank + 1) % size, torch.add, (torch.ones(2), rank))
     assert total.tolist() == [rank + 1.0] * 2
     rpc.shutdown()
-    print(f"rank {rank} done")
+    os.write(1, f"rank {rank} done\\n".encode())  # whole lines, whoever else writes there
     """
 )
 
@@ -146,7 +147,7 @@ def test_where_the_broker_is_first_match(
 
     def joins(broker: str | None, init_method: str | None) -> None:
         options = rpc.BrokerRpcBackendOptions(init_method=init_method, connect_timeout=20.0)
-        rpc.init_rpc("client", broker=broker, rpc_backend_options=options)
+        rpc.init_rpc("client", broker=broker, role=Role.CLIENT, rpc_backend_options=options)
         assert rpc.rpc_sync("worker0", helpers.who) == "worker0"
         rpc.shutdown()
 
@@ -176,10 +177,37 @@ def test_no_broker_given_starts_one_for_this_process() -> None:
 def test_env_without_its_variables(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv(missing)
     options = rpc.BrokerRpcBackendOptions(init_method="env://")
     with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT"):
         rpc.init_rpc("w", rpc_backend_options=options)
+
+
+@pytest.mark.parametrize(
+    ("init_method", "missing"),
+    [
+        ("tcp://127.0.0.1:1", "rank parameter missing"),
+        ("env://", "environment variable RANK expected"),
+    ],
+)
+def test_an_init_method_needs_a_rank(init_method: str, missing: str) -> None:
+    options = rpc.BrokerRpcBackendOptions(init_method=init_method)
+    with pytest.raises(ConfigError, match=f"{missing}.*broker="):
+        rpc.init_rpc("w", rpc_backend_options=options)
+
+
+def test_env_gives_rank_and_world_size(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    rpc.init_rpc("w", rpc_backend_options=rpc.BrokerRpcBackendOptions(init_method="env://"))
+    try:
+        assert rpc.get_worker_info().id == 0
+        assert rpc._get_current_rpc_agent().world_size == 1
+    finally:
+        rpc.shutdown()
 
 
 def test_an_address_that_is_none() -> None:

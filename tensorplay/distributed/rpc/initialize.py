@@ -40,6 +40,7 @@ def init_rpc(
         name: Name to register, unique in the namespace.
         backend: Kept for scripts written for ``torch.distributed.rpc``; there is one.
         rank: Rank to take. Without one a worker gets the lowest that is free, a client none.
+            An ``init_method`` needs one, as for torch, unless ``role`` is given.
         world_size: Number of processes of a fixed world.
         rpc_backend_options: A ``BrokerRpcBackendOptions``.
         broker: ``"tcp://host:port[/namespace]"`` or ``"ipc://path[?namespace]"``. Not given,
@@ -61,8 +62,8 @@ def init_rpc(
     check_name(name)
     if current.is_set():
         raise RuntimeError("RPC is already initialized: call shutdown first")
-    if world_size is None and rank < 0 and broker is None and options.init_method is None:
-        rank, world_size = _from_launcher(rank)
+    if broker is None and rank < 0 and world_size is None:
+        rank, world_size = _from_launcher(options.init_method, ranked=role is None)
     if world_size is not None and not 0 <= rank < world_size:
         raise ConfigError(
             f"a fixed world of {world_size} needs a rank from 0 to {world_size - 1}, got {rank}"
@@ -108,11 +109,32 @@ def _checked_options(
     return options
 
 
-def _from_launcher(rank: int) -> tuple[int, int | None]:
-    """Returns rank and world size as ``torchrun`` and its like put them in the environment."""
-    if "MASTER_ADDR" in os.environ and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return rank, None
+def _from_launcher(init_method: str | None, *, ranked: bool) -> tuple[int, int | None]:
+    """Returns the rank and world size of a process that was given neither.
+
+    Args:
+        init_method: The option of that name.
+        ranked: Whether an ``init_method`` needs a rank, as it does for torch.
+
+    Raises:
+        ConfigError: If it does, and there is none.
+    """
+    by_environment = init_method is not None and init_method.startswith("env://")
+    if by_environment or (init_method is None and "MASTER_ADDR" in os.environ):
+        if "RANK" in os.environ and (by_environment or "WORLD_SIZE" in os.environ):
+            size = os.environ.get("WORLD_SIZE")
+            return int(os.environ["RANK"]), None if size is None else int(size)
+        if by_environment and ranked:
+            raise ConfigError(
+                f"{init_method}: environment variable RANK expected, but not set; set it, or join "
+                "without a rank by broker="
+            )
+    elif init_method is not None and ranked:
+        raise ConfigError(
+            f"{init_method}: rank parameter missing; give rank=, or the address as broker=, which "
+            "needs none"
+        )
+    return -1, None
 
 
 def _wait_for_world(agent: Agent, world_size: int, timeout: float) -> None:
