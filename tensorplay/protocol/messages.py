@@ -49,6 +49,8 @@ class Kind(IntEnum):
     UNDELIVERABLE = 9  # broker -> peer: your message reached nobody, and why
     STATUS_REQUEST = 10  # anybody -> broker
     STATUS = 11  # broker -> asker
+    ASK = 12  # an operator -> broker -> peer, or anybody -> broker: a question or an order
+    ANSWER = 13  # the way back
 
     # Routed, between peers: everything from here on has a Route header.
     REQUEST = 32  # run this
@@ -187,10 +189,12 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.HEART
     Attributes:
         sent: The sender's monotonic clock, in seconds.
         stats: What a peer tells of itself, for the broker's status: counts by name.
+        errors: Calls that failed at the peer since its last heartbeat, one sentence each.
     """
 
     sent: float
     stats: dict[str, float] = {}
+    errors: list[str] = []
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.GOODBYE)):
@@ -239,6 +243,39 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.STATUS))
     json: bytes
 
 
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.ASK)):
+    """A question or an order of an operator, to a peer by way of the broker, or to the broker.
+
+    Attributes:
+        id: Drawn by the sender, repeated by the answer. The broker draws one of its own for
+            what it passes on.
+        what: ``"time"``, ``"ping"``, ``"logs"``, ``"drain"``, ``"kill"``.
+        name: The peer; empty for the broker itself.
+        namespace: The peer's namespace.
+        json: What else there is to say, an object.
+    """
+
+    id: int
+    what: str
+    name: str = ""
+    namespace: str = DEFAULT_NAMESPACE
+    json: bytes = b"{}"
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.ANSWER)):
+    """The answer to an ``Ask``.
+
+    Attributes:
+        id: That of the question.
+        json: The answer, an object.
+        error: Why there is none, for people; empty if there is one.
+    """
+
+    id: int
+    json: bytes = b"{}"
+    error: str = ""
+
+
 Control = (
     Hello
     | Welcome
@@ -251,6 +288,8 @@ Control = (
     | Undeliverable
     | StatusRequest
     | Status
+    | Ask
+    | Answer
 )
 
 

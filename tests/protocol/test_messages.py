@@ -11,6 +11,8 @@ from tensorplay.protocol import messages, wire
 from tensorplay.protocol.messages import (
     FIRST_ROUTED_KIND,
     PROTOCOL_VERSION,
+    Answer,
+    Ask,
     Control,
     Departure,
     Farewell,
@@ -36,13 +38,15 @@ EXAMPLES: list[Any] = [
     Welcome(PROTOCOL_VERSION, 7, PEER, [PEER], 1.0, 5.0, 1 << 40, {"a": "b"}, ["warning"]),
     Refused(PROTOCOL_VERSION, "name-taken", "text"),
     Roster([PEER], [Departure(PEER, False, "silent")], ["text"]),
-    Heartbeat(1.5, {"calls": 2.0}),
+    Heartbeat(1.5, {"calls": 2.0}, ["f of 'c' raised ValueError"]),
     Goodbye("done"),
     Farewell(),
     Stranger("restarted"),
     Undeliverable(32, 1, 2, "gone", "text"),
     StatusRequest(),
     Status(b"{}"),
+    Ask(3, "logs", "w", "n", b'{"since":0}'),
+    Answer(3, b"{}", "no peer"),
     Route(Kind.REQUEST, 1 << 62, (1 << 63) - 1, 1 << 40, 1 << 50),
 ]
 
