@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _MODULES = (
+    "address",
     "broker",
     "cli",
     "cluster",

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "tensorplay.errors": [],
     "tensorplay.version": [],
+    "tensorplay.address": ["tensorplay.errors", "tensorplay.protocol"],
     "tensorplay.logs": [],
     "tensorplay.protocol": ["tensorplay.errors"],
     "tensorplay.broker": [
@@ -26,6 +27,7 @@ LAYERS = {
     ],
     "tensorplay.distributed.remote_device": ["tensorplay.errors"],
     "tensorplay.distributed.rpc": [
+        "tensorplay.address",
         "tensorplay.errors",
         "tensorplay.protocol",
         "tensorplay.version",

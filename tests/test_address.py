@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tensorplay.distributed.rpc.address import BrokerAddress
+from tensorplay.address import BrokerAddress
 from tensorplay.errors import ConfigError
 
 
