@@ -90,8 +90,13 @@ def test_the_pool_shrinks_to_its_size_after_waits(pool: Executor) -> None:
 def test_waits_that_the_pool_is_not_told_of_are_found(pool: Executor) -> None:
     lock = threading.Lock()
     lock.acquire()
+
+    def wait() -> None:
+        with lock:
+            pass
+
     for _ in range(2):
-        pool.submit(lock.acquire, True, 10)
+        pool.submit(wait)
     done = threading.Event()
     pool.submit(done.set)
     for _ in range(50):
@@ -116,6 +121,57 @@ def test_a_busy_pool_is_not_taken_for_a_waiting_one(pool: Executor) -> None:
         stop.wait(0.02)
     assert pool.size == 2
     stop.set()
+
+
+def test_tasks_that_wait_for_later_ones_do_not_stop_the_queue() -> None:
+    """The pool is not told of these waits: whoever watches finds that the tasks are long."""
+    pool = Executor(16, "meeting")
+    meeting = threading.Barrier(17)
+    for _ in range(20):
+        for _ in range(16):
+            pool.submit(meeting.wait, 10)
+        meeting.wait(10)
+    pool.close()
+    assert pool.size == 0
+
+
+def test_a_task_behind_a_long_one_is_not_delayed_much(pool: Executor) -> None:
+    stop = threading.Event()
+    for _ in range(20):
+        stop.clear()
+        pool.submit(stop.wait, 10)
+        pool.submit(stop.set)
+        assert stop.wait(5)
+
+
+def test_short_tasks_stay_on_few_threads() -> None:
+    pool = Executor(64, "short")
+    done = threading.Semaphore(0)
+    for _ in range(2000):
+        pool.submit(done.release)
+    for _ in range(2000):
+        assert done.acquire(timeout=10)
+    assert pool.size < 32
+    pool.close()
+
+
+def test_no_task_is_forgotten(pool: Executor) -> None:
+    """Threads come and go at every moment at which a task can come."""
+    done = threading.Semaphore(0)
+
+    def submit() -> None:
+        for number in range(500):
+            pool.submit(done.release)
+            if number % 7 == 0:
+                assert done.acquire(timeout=10)
+
+    threads = [threading.Thread(target=submit, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for _ in range(3 * (500 - 72)):
+        assert done.acquire(timeout=10)
 
 
 def test_what_a_task_raises_is_logged_and_stops_nothing(
