@@ -28,6 +28,7 @@ class Op(IntEnum):
     REMOTE = 2  # run the function, keep the result under ``rref``, reply that it is there
     FETCH = 3  # reply with the value kept under ``rref``
     REFS = 4  # reference counts: who else holds, who has let go
+    PROBE = 5  # can you map this memory? The payload is an ``Offer``, the reply's an ``Answer``
 
 
 class Status(IntEnum):
@@ -35,6 +36,28 @@ class Status(IntEnum):
 
     OK = 0
     ERROR = 1  # the payload is a description of the exception
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Where a payload frame lies that does not travel: in shared memory of the sender.
+
+    Attributes:
+        frame: Which frame of the payload it is, counted from 0.
+        slab: Number of the slab, unique in the sender.
+        fd: Descriptor of the slab in the sender's process.
+        slab_bytes: Bytes of the slab.
+        lease: Which byte of the slab's leases the receiver clears when it is done.
+        offset: Where in the slab the frame begins, in bytes.
+        nbytes: Bytes of the frame.
+    """
+
+    frame: int
+    slab: int
+    fd: int
+    slab_bytes: int
+    lease: int
+    offset: int
+    nbytes: int
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -48,6 +71,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         meta: What the caller's autograd tells the callee's.
         sizes: Bytes of each payload frame if they follow in chunks, else empty.
         devices: Where tensors of the reply belong: the callee's device to the caller's.
+        blocks: The payload frames in shared memory, in order; the others travel.
     """
 
     op: Op
@@ -57,6 +81,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     meta: bytes = b""
     sizes: list[int] = []
     devices: dict[str, str] = {}
+    blocks: list[Block] = []
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +91,29 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     refs: list[RefToken] = []
     meta: bytes = b""
     sizes: list[int] = []
+    blocks: list[Block] = []
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a PROBE request: a slab number 0, of one page, to be read.
+
+    Attributes:
+        fd: Its descriptor in the sender's process.
+    """
+
+    fd: int
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of the reply to a PROBE.
+
+    Attributes:
+        nonce: What was read, or nothing if the memory could not be mapped.
+        reason: Why not.
+    """
+
+    nonce: bytes = b""
+    reason: str = ""
 
 
 class RefChanges(msgspec.Struct, frozen=True, array_like=True):

@@ -40,6 +40,7 @@ from tensorplay.distributed.rpc.link import Link
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions, WorkerInfo
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import RRefContext
+from tensorplay.distributed.rpc.shm import SharedMemory
 from tensorplay.errors import (
     BrokerError,
     MessageTooLargeError,
@@ -111,6 +112,13 @@ class Agent:
         self._departure_callbacks: list[Callable[[Departure], None]] = []
         self._next_relief = 0.0
         self.rrefs = RRefContext(self, self.executor.submit)
+        self.shared = SharedMemory(
+            self.incarnation,
+            options.shm_limit,
+            self._probe,
+            lambda incarnation: self.roster.get(incarnation) is not None,
+            enabled=options.shm,
+        )
         self._caller = Caller(
             self.incarnation,
             name,
@@ -119,6 +127,7 @@ class Agent:
             self.rrefs,
             self._dispatch,
             self._send_cancel,
+            self.shared.leases_for,
         )
         hello = Hello(
             protocol=PROTOCOL_VERSION,
@@ -196,6 +205,7 @@ class Agent:
             NotInitializedError("the agent was shut down while the call was in flight")
         )
         self.rrefs.close()
+        self.shared.close()
         self.executor.close()
         self._caller.completions.close()
 
@@ -348,6 +358,9 @@ class Agent:
         self._caller.flush_refs()
         self._dispatch(route, header, frames)
 
+    def _probe(self, peer: PeerInfo, offer: bytes, answered: Callable[[bytes], None]) -> None:
+        self._caller.probe(peer, offer, answered)
+
     def _send_cancel(self, peer: PeerInfo, id: int) -> None:
         if peer.incarnation == self.incarnation:
             self._callee.cancel(self.incarnation, id)
@@ -365,7 +378,12 @@ class Agent:
             _log.warning("%s", warning)
         if not again:
             self._callee = Callee(
-                welcome.peer, self.rrefs, self.executor, self._reply, self._link.consumed
+                welcome.peer,
+                self.rrefs,
+                self.executor,
+                self._reply,
+                self._link.consumed,
+                self.shared,
             )
         self._registered.set()
 
@@ -420,6 +438,7 @@ class Agent:
         wanted = self._caller.expire(now)
         self._caller.flush_refs()
         hooks.current().flush()
+        self.shared.trim(now)
         pools = (self.executor, self._caller.completions)
         if any(pool.backlog for pool in pools):
             if now >= self._next_relief:
@@ -437,6 +456,7 @@ class Agent:
             "requests_queued": self.executor.backlog,
             "threads": self.executor.size,
             **self.rrefs.stats(),
+            **self.shared.stats(),
             **hooks.current().stats(),
         }
 
@@ -444,6 +464,8 @@ class Agent:
         src = self.roster.get(message.route.src)
         if src is None:
             raise ProtocolError("its sender is not on the roster")
+        if message.header.blocks:
+            message.frames = self.shared.mappings.attach(src, message.header.blocks, message.frames)
         if isinstance(message.header, Request):
             self._callee.accept(message, src)
             return
@@ -455,6 +477,9 @@ class Agent:
         if partial is None:
             self._callee.cancel(route.src, route.id)
         else:  # its references have come, though it never will
+            src = self.roster.get(route.src)
+            if src is not None:
+                self.shared.mappings.discard(src, partial.header.blocks)
             self.rrefs.received(partial.header.refs, route.src)
             self.rrefs.settle(partial.header.refs)
 
@@ -466,6 +491,7 @@ class Agent:
         peer = gone.peer
         self._caller.lose(peer, gone.reason)
         self._inbound.drop(peer.incarnation)
+        self.shared.drop(peer.incarnation)
         self._callee.peer_left(peer.incarnation)
         self.rrefs.peer_left(peer.incarnation)
         self.collectives.peer_left(self.info.name, peer.name)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tensorplay.distributed.rpc.shm import Leases
+
 #: Buffers up to this size are Python bytes; larger ones come from ``allocate``.
 SMALL_BYTES = 64 << 10
 #: Alignment, in bytes, of memory that any dtype can be read from.
@@ -29,8 +31,17 @@ def of_tensor(tensor: torch.Tensor) -> memoryview:
     return memoryview(array).cast("B")
 
 
-def snapshot(address: int, nbytes: int) -> Buffer:
-    """Returns a copy of memory of this process."""
+def snapshot(address: int, nbytes: int, leases: Leases | None = None) -> Buffer:
+    """Returns a copy of memory of this process.
+
+    Args:
+        address: Where it begins.
+        nbytes: Bytes of it.
+        leases: Gives memory that the receiver shares.
+    """
+    if leases is not None and (block := leases.take(nbytes)) is not None:
+        block.fill(address)
+        return block.memory
     if nbytes <= SMALL_BYTES:
         return ctypes.string_at(address, nbytes)
     source = torch.frombuffer(_array(address, nbytes), dtype=torch.uint8)
@@ -39,9 +50,17 @@ def snapshot(address: int, nbytes: int) -> Buffer:
     return of_tensor(copy)
 
 
-def copied(buffer: Any) -> Buffer:
-    """Returns a copy of anything with contiguous memory, such as a NumPy array's buffer."""
+def copied(buffer: Any, leases: Leases | None = None) -> Buffer:
+    """Returns a copy of anything with contiguous memory, such as a NumPy array's buffer.
+
+    Args:
+        buffer: What has it.
+        leases: Gives memory that the receiver shares.
+    """
     view = memoryview(buffer).cast("B")
+    if leases is not None and (block := leases.take(view.nbytes)) is not None:
+        block.memory[:] = view
+        return block.memory
     if view.nbytes <= SMALL_BYTES:
         return bytes(view)
     copy = allocate(view.nbytes)

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception
+from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception, shm
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.rref_context import RRefContext
+from tensorplay.distributed.rpc.shm import SharedMemory
 from tensorplay.errors import AsyncResultError, BrokerError, RpcTimeoutError
 from tensorplay.protocol.calls import Op, Reply, Request, Status, decode_changes
 from tensorplay.protocol.messages import Kind, PeerInfo, Route
@@ -59,6 +60,7 @@ class Callee:
         executor: The pool.
         reply: Sends a reply: route, header, payload frames.
         consumed: Grants a sender credit for so many bytes.
+        shared: The memory that this process shares with others.
     """
 
     def __init__(
@@ -68,12 +70,14 @@ class Callee:
         executor: Executor,
         reply: Callable[[Route, Reply, Sequence[Frame]], None],
         consumed: Callable[[int, int], None],
+        shared: SharedMemory,
     ) -> None:
         self._me = me
         self._rrefs = rrefs
         self._executor = executor
         self._send_reply = reply
         self._consumed = consumed
+        self._shared = shared
         self._jobs: dict[tuple[int, int], Job] = {}
         self._drained = threading.Condition()
 
@@ -92,6 +96,11 @@ class Callee:
             self._rrefs.apply(src.incarnation, changes.adds, changes.releases)
             self._release(job)
             self._answer(job, Reply(Status.OK), [])
+            return
+        if request.op is Op.PROBE:
+            answer = self._shared.answer(src, message.frames[0])
+            self._release(job)
+            self._answer(job, Reply(Status.OK), [answer])
             return
         self._jobs[src.incarnation, message.route.id] = job
         if request.op is Op.FETCH:
@@ -205,6 +214,7 @@ class Callee:
                 meta = execution.reply(tensors, copies)
 
         exporter = self._rrefs.exporter(job.src.incarnation)
+        leases = self._shared.leases_for(job.src)
         try:
             frames = payload.pack(
                 result,
@@ -212,9 +222,14 @@ class Callee:
                 device_map=payload.device_map(request.devices),
                 tensors_hook=leave,
                 custom=internal.custom_pickler(),
+                leases=leases,
             )
-            self._answer(job, Reply(Status.OK, refs=exporter.tokens, meta=meta), frames)
+            blocks, frames = shm.hand_over(frames, leases)
+            reply = Reply(Status.OK, refs=exporter.tokens, meta=meta, blocks=blocks)
+            self._answer(job, reply, frames)
         except BaseException:
+            if leases is not None:
+                leases.undo()
             exporter.undo()
             raise
 

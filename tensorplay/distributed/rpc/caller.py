@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception
+from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception, shm
 from tensorplay.distributed.rpc.calls import CallTable, Failed, PendingCall
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor
@@ -17,6 +17,7 @@ from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import Exporter, RRefContext
+from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.errors import MessageTooLargeError, RpcTimeoutError, WorkerLostError
 from tensorplay.protocol import wire
 from tensorplay.protocol.calls import Op, RefChanges, Reply, Request, Status
@@ -38,6 +39,7 @@ class Caller:
         rrefs: The remote references of this process.
         dispatch: Sends a request: route, header, payload frames.
         cancel: Tells a callee that a request's result is not wanted any more.
+        leases_for: Returns what gives memory that a peer shares, if it does.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Caller:
         rrefs: RRefContext,
         dispatch: Callable[[Route, Request, Sequence[Frame]], None],
         cancel: Callable[[PeerInfo, int], None],
+        leases_for: Callable[[PeerInfo], Leases | None],
     ) -> None:
         self.rpc_timeout = options.rpc_timeout
         self.completions = Executor(COMPLETION_THREADS, f"tensorplay-{name}-replies")
@@ -58,6 +61,7 @@ class Caller:
         self._rrefs = rrefs
         self._dispatch = dispatch
         self._send_cancel = cancel
+        self._leases_for = leases_for
         self._calls = CallTable()
         self._refs_lock = threading.RLock()  # a finalizer may call in here
 
@@ -82,6 +86,7 @@ class Caller:
         device_map = self._options.device_maps.get(peer.name)
         exporter = self._rrefs.exporter(peer.incarnation, kept=True)
         recorder = _Recorder(peer, recorded, exporter)
+        leases = self._leases_for(peer)
         frames: Sequence[Frame] = ()
         call: PendingCall | None = None
         try:
@@ -94,11 +99,13 @@ class Caller:
                     device_map=device_map,
                     tensors_hook=recorder.record,
                     custom=internal.custom_pickler(),
+                    leases=leases,
                 )
             what = "to_here()" if op is Op.FETCH else _name(function)
             call = PendingCall(self._calls.next_id(), peer, what, self._decode, recorder.state)
             if op is Op.REMOTE:
                 call.future._recorded = recorder.state
+            blocks, frames = shm.hand_over(frames, leases)
             call.exporter = exporter  # holds the references until the callee has them
             self._send(
                 call,
@@ -109,12 +116,15 @@ class Caller:
                     refs=exporter.tokens,
                     meta=recorder.meta,
                     devices=payload.inverse(device_map),
+                    blocks=blocks,
                 ),
                 frames,
             )
         except BaseException:
             if call is not None:
                 self._calls.pop(call.id)
+            if leases is not None:
+                leases.undo()
             exporter.undo()
             raise
         return call.future
@@ -144,6 +154,23 @@ class Caller:
         if adds:
             call.future.add_done_callback(lambda _: self._rrefs.acknowledged(owner))
         self._send(call, Request(Op.REFS), [wire.encode(RefChanges(adds, releases))])
+
+    def probe(self, peer: PeerInfo, offer: bytes, answered: Callable[[bytes], None]) -> None:
+        """Asks a peer whether it can map memory of this process.
+
+        Args:
+            peer: The peer.
+            offer: What memory.
+            answered: Is called with the peer's answer, in a thread of the pool.
+        """
+
+        def decode(call: PendingCall, message: Message) -> None:
+            if message.header.status is Status.OK:  # type: ignore[union-attr]
+                answered(bytes(message.frames[0]))
+
+        call = PendingCall(self._calls.next_id(), peer, "probe of shared memory", decode)
+        call.future._retrieved = True
+        self._send(call, Request(Op.PROBE), [offer])
 
     def _cancel(self, call: PendingCall) -> None:
         if self._calls.pop(call.id) is not None:

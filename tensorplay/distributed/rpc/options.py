@@ -15,6 +15,7 @@ from tensorplay.distributed.rpc.constants import (
     DEFAULT_RPC_TIMEOUT_SEC,
     DEFAULT_WINDOW_BYTES,
 )
+from tensorplay.distributed.rpc.shm import settings
 from tensorplay.errors import ConfigError, InvalidNameError
 
 DeviceType: TypeAlias = int | str | torch.device
@@ -144,6 +145,11 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         world_timeout: Seconds to wait for all members of a fixed world.
         window_bytes: Payload bytes that may be under way to one peer before it has consumed
             them; a sender beyond it waits.
+        shm: Whether large tensors go through shared memory to peers on the same host; None
+            leaves it to the variable TENSORPLAY_SHM (1 or 0), which is 1 if not set.
+        shm_limit: Bytes of shared memory that this process makes at most, also as text such as
+            ``"2GiB"``; None leaves it to the variable TENSORPLAY_SHM_LIMIT, which is a quarter
+            of the memory of the machine, or container, if not set.
 
     Raises:
         ConfigError: If a value cannot work; the text names it.
@@ -160,6 +166,8 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         connect_timeout: float | None = DEFAULT_CONNECT_TIMEOUT_SEC,
         world_timeout: float = DEFAULT_PROCESS_GROUP_TIMEOUT.total_seconds(),
         window_bytes: int = DEFAULT_WINDOW_BYTES,
+        shm: bool | None = None,
+        shm_limit: int | str | None = None,
         _transports: object = None,
         _channels: object = None,
     ) -> None:
@@ -173,6 +181,8 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         self.connect_timeout = connect_timeout
         self.world_timeout = world_timeout
         self.window_bytes = window_bytes
+        self.shm = settings.enabled(shm)
+        self.shm_limit = settings.limit(shm_limit)
         self.device_maps: dict[str, DeviceMap] = {}
         for name, device_map in (device_maps or {}).items():
             self.set_device_map(name, device_map)

@@ -17,6 +17,7 @@ import torch
 
 from tensorplay.distributed.rpc import buffers, pickler, tensors
 from tensorplay.distributed.rpc.buffers import allocate
+from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.distributed.rpc.tensors import Descriptor
 from tensorplay.errors import ProtocolError, SerializationError
 
@@ -64,6 +65,7 @@ def pack(
     device_map: Mapping[torch.device, torch.device] | None = None,
     tensors_hook: PackHook | None = None,
     custom: Pickler | None = None,
+    leases: Leases | None = None,
 ) -> list[Frame]:
     """Returns the frames of an object.
 
@@ -73,6 +75,7 @@ def pack(
         device_map: Where tensors on devices of this process go.
         tensors_hook: Is shown the tensors.
         custom: A pickler to use instead of the library's own.
+        leases: Gives memory that the receiver shares.
 
     Raises:
         SerializationError: If a part of it cannot travel.
@@ -89,13 +92,13 @@ def pack(
     if not found and not own:
         return [head, _EMPTY_TABLE]
     try:
-        descriptors, contents = tensors.encode(found, device_map=device_map)
+        descriptors, contents = tensors.encode(found, device_map=device_map, leases=leases)
     except SerializationError as error:
         if custom is None:
             pickler.name_culprit(obj, error, tensors.check, exporter=exporter)
         raise
     table = _encoder.encode(Table(descriptors, len(own)))
-    return [head, table, *contents, *(buffers.copied(buffer.raw()) for buffer in own)]
+    return [head, table, *contents, *(buffers.copied(buffer.raw(), leases) for buffer in own)]
 
 
 def unpack(

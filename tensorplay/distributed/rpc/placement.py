@@ -14,6 +14,7 @@ import torch
 
 from tensorplay.distributed.rpc import buffers, staging
 from tensorplay.distributed.rpc.buffers import Buffer
+from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.errors import SerializationError
 
 #: A view may take along so many times the memory of its own elements, or SMALL_BYTES.
@@ -64,9 +65,16 @@ def check(tensor: torch.Tensor) -> None:
         )
 
 
-def place(tensors: Sequence[torch.Tensor]) -> tuple[list[Place], list[Buffer]]:
-    """Returns the places of strided tensors, and the buffers: snapshots of their memory."""
-    placer = _Placer(tensors)
+def place(
+    tensors: Sequence[torch.Tensor], leases: Leases | None = None
+) -> tuple[list[Place], list[Buffer]]:
+    """Returns the places of strided tensors, and the buffers: snapshots of their memory.
+
+    Args:
+        tensors: The tensors.
+        leases: Gives memory that the receiver shares.
+    """
+    placer = _Placer(tensors, leases)
     if len(tensors) == 1:
         placer.alone(0)
     else:
@@ -76,10 +84,11 @@ def place(tensors: Sequence[torch.Tensor]) -> tuple[list[Place], list[Buffer]]:
 
 
 class _Placer:
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], leases: Leases | None) -> None:
         self.places: list[Place] = [(-1, 0, list(tensor.stride())) for tensor in tensors]
         self.buffers: list[Buffer] = []
         self._tensors = tensors
+        self._leases = leases
 
     def alone(self, number: int) -> None:
         """Places a tensor that has its memory for itself."""
@@ -137,7 +146,7 @@ class _Placer:
         """Adds a snapshot of so many bytes of a tensor's storage."""
         storage = tensor.untyped_storage()
         if staging.is_host(tensor):
-            self.buffers.append(buffers.snapshot(storage.data_ptr() + first, count))
+            self.buffers.append(buffers.snapshot(storage.data_ptr() + first, count, self._leases))
             return
         memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         memory.set_(storage, first, (count,), (1,))

@@ -25,6 +25,7 @@ import torch
 from tensorplay.distributed.rpc import buffers, placement, staging
 from tensorplay.distributed.rpc.buffers import Buffer
 from tensorplay.distributed.rpc.placement import Place
+from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.errors import ConfigError, ProtocolError, SerializationError
 
 #: Bits of ``Descriptor.flags``.
@@ -85,13 +86,17 @@ _LARGEST = 2**63 - 1
 
 
 def encode(
-    tensors: Sequence[torch.Tensor], *, device_map: DeviceMap | None = None
+    tensors: Sequence[torch.Tensor],
+    *,
+    device_map: DeviceMap | None = None,
+    leases: Leases | None = None,
 ) -> tuple[list[Descriptor], list[Buffer]]:
     """Returns the descriptors of tensors, and the buffers with their elements.
 
     Args:
         tensors: Of any dtype and layout.
         device_map: Where a tensor on a device of this process goes; on the host if not mapped.
+        leases: Gives memory that the receiver shares.
 
     Raises:
         SerializationError: If a tensor cannot travel: a nested one, an opaque layout, one
@@ -99,7 +104,7 @@ def encode(
     """
     planner = _Planner(device_map or {})
     plans = [planner.plan(tensor) for tensor in tensors]
-    places, contents = placement.place(planner.strided)
+    places, contents = placement.place(planner.strided, leases)
     return [plan(places) for plan in plans], contents
 
 
