@@ -65,6 +65,21 @@ from tensorplay.version import __version__
     help="Import this module at the start; may be repeated (in the variable: separated by spaces).",
 )
 @click.option(
+    "--shm/--no-shm",
+    default=True,
+    envvar="TENSORPLAY_SHM",
+    show_default=True,
+    show_envvar=True,
+    help="Whether large tensors go through shared memory to peers on this host.",
+)
+@click.option(
+    "--shm-limit",
+    metavar="SIZE",
+    envvar="TENSORPLAY_SHM_LIMIT",
+    show_envvar=True,
+    help="Shared memory to make at most, such as 512MiB; by default a quarter of the memory.",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0),
     default=10.0,
@@ -83,6 +98,8 @@ def main(
     device: str,
     threads: int,
     imports: tuple[str, ...],
+    shm: bool,
+    shm_limit: str | None,
     drain_timeout: float,
     log_level: str,
     log_json: bool,
@@ -105,6 +122,8 @@ def main(
             device=device,
             threads=threads,
             imports=imports,
+            shm=shm,
+            shm_limit=shm_limit or None,
             drain_timeout=drain_timeout,
         )
     except ConfigError as error:

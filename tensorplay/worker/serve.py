@@ -16,6 +16,7 @@ from types import FrameType
 import click
 
 from tensorplay.distributed import rpc
+from tensorplay.distributed.rpc.shm.settings import parse_size
 from tensorplay.errors import ConfigError, TensorPlayError
 from tensorplay.protocol.messages import Role
 
@@ -39,6 +40,10 @@ class WorkerConfig:
         device: Default device of what is placed here.
         threads: How many calls run at a time.
         imports: Modules to import before registering.
+        shm: Whether large tensors go through shared memory to peers on the same host; None
+            leaves it to TENSORPLAY_SHM.
+        shm_limit: Bytes of shared memory to make at most, or text such as ``"512MiB"``; None
+            leaves it to TENSORPLAY_SHM_LIMIT.
         connect_timeout: Seconds to wait for the broker; None is no limit.
         drain_timeout: Seconds that calls under way have to finish when the worker is told to
             end.
@@ -50,12 +55,16 @@ class WorkerConfig:
     device: str = "cpu"
     threads: int = rpc.constants.DEFAULT_NUM_WORKER_THREADS
     imports: tuple[str, ...] = field(default=())
+    shm: bool | None = None
+    shm_limit: int | str | None = None
     connect_timeout: float | None = None
     drain_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 0:
             raise ConfigError(f"a worker's rank is 0 or more, got {self.rank}")
+        if self.shm_limit is not None:
+            parse_size(self.shm_limit, "shm_limit")
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout is 0 or more seconds, got {self.drain_timeout}")
 
@@ -130,7 +139,10 @@ def _register(config: WorkerConfig) -> None:
         config.name,
         rank=-1 if config.rank is None else config.rank,
         rpc_backend_options=rpc.BrokerRpcBackendOptions(
-            num_worker_threads=config.threads, connect_timeout=config.connect_timeout
+            num_worker_threads=config.threads,
+            connect_timeout=config.connect_timeout,
+            shm=config.shm,
+            shm_limit=config.shm_limit,
         ),
         broker=config.broker,
         role=Role.WORKER,

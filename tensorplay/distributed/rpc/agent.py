@@ -69,6 +69,8 @@ from tensorplay.version import __version__
 
 _log = logging.getLogger(__name__)
 
+#: Seconds that one who leaves gives others to map the memory that holds its last results.
+READ_SECONDS = 2.0
 #: Seconds between two looks for threads that wait unseen.
 RELIEF_SECONDS = 0.1
 
@@ -192,6 +194,7 @@ class Agent:
         self.flush_refs()
         self._closed = True
         self._link.close(timeout, reason)
+        self.shared.wait_read(min(timeout, READ_SECONDS))
         self._end()
 
     def abandon(self) -> None:

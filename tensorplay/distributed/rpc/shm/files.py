@@ -48,7 +48,7 @@ def create(owner: int, number: int, size: int) -> tuple[int, mmap.mmap]:
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, size)
-        # What the system cannot give is refused here, rather than by a signal at the first write.
+        # What a container's limit forbids is refused here, not by a signal at the first write.
         os.posix_fallocate(fd, 0, size)
         # It never shrinks under the receiver, who would get that signal.
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)

@@ -17,7 +17,7 @@ from mmap import mmap
 from typing import Any, TypeVar
 
 from tensorplay.distributed.rpc.shm import files
-from tensorplay.errors import ProtocolError
+from tensorplay.errors import ProtocolError, WorkerLostError
 from tensorplay.protocol.calls import Block
 from tensorplay.protocol.messages import PeerInfo
 
@@ -69,6 +69,11 @@ class Mappings:
                 if not 0 <= block.frame <= len(whole):
                     raise ProtocolError(f"a payload has no frame number {block.frame}")
                 whole.insert(block.frame, self._buffer(src, block))
+        except (FileNotFoundError, ProcessLookupError):
+            lost = WorkerLostError(
+                f"worker {src.name!r} (id {src.id}) ended before what it sent could be read"
+            )
+            return Unreadable(lost)
         except (OSError, ProtocolError) as error:
             return Unreadable(
                 ProtocolError(

@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ THRESHOLD_BYTES = 32 << 10
 #: Seconds between two looks for what lies idle.
 TRIM_SECONDS = 2.0
 _NONCE_BYTES = 16
+_WAIT_SECONDS = 0.002
 
 #: Sends an offer to a peer and has a function called with its answer.
 Probe = Callable[[PeerInfo, bytes, Callable[[bytes], None]], None]
@@ -115,6 +117,16 @@ class SharedMemory:
         self._pool.trim(now)
         self.mappings.trim()
         self._counts = self._pool.stats()
+
+    def wait_read(self, timeout: float) -> None:
+        """Waits until what was sent lies in memory that its receivers have mapped.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        end = time.monotonic() + timeout
+        while self._pool.unread() and time.monotonic() < end:
+            time.sleep(_WAIT_SECONDS)
 
     def close(self) -> None:
         """Gives up everything; tensors in this process and in others stay valid."""

@@ -214,6 +214,11 @@ class SlabPool:
         with self._lock:
             return list(self._slabs)
 
+    def unread(self) -> bool:
+        """Returns whether there are leased blocks that their receiver could not read yet."""
+        with self._lock:
+            return any(not slab.mapped and not slab.idle for _, _, slab in self._all())
+
     def close(self) -> None:
         """Gives up all slabs."""
         with self._lock:
