@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tensorplay.broker.registry import Namespace, Peer
+from tensorplay.keys import Grant
 from tensorplay.protocol.messages import PROTOCOL_VERSION, Hello, Refused, Role
 
 #: Longest name of a peer or a namespace.
@@ -67,6 +68,38 @@ def check_world(hello: Hello, namespace: Namespace) -> Refused | None:
             "same world_size everywhere",
         )
     return None
+
+
+def check_key(hello: Hello, grant: Grant | None) -> Refused | None:
+    """Returns why a HELLO goes beyond what its key may do, or None.
+
+    Args:
+        hello: The registration.
+        grant: What the key may do, or None if it is not allowed.
+    """
+    if grant is None:
+        return refused(
+            "key", "the key of this connection is not allowed; `tensorplay keys allow` lets it in"
+        )
+    if grant.covers(hello.name, hello.namespace):
+        return None
+    return refused(
+        "key",
+        f"key {grant.key!r} may register the names {' '.join(grant.names)} in the namespaces "
+        f"{' '.join(grant.namespaces)}, but not {hello.name!r} in {hello.namespace!r}; "
+        "`tensorplay keys allow` at the broker changes that",
+    )
+
+
+def still_granted(peer: Peer, grant: Grant | None) -> bool:
+    """Returns whether a key allows (still) what a peer is."""
+    info = peer.info
+    return (
+        grant is not None
+        and grant.covers(info.name, peer.namespace.name)
+        and info.calls is grant.role.calls
+        and info.serves is grant.role.serves
+    )
 
 
 def wrong_protocol(version: int, release: str = "unknown") -> Refused:

@@ -11,6 +11,7 @@ import zmq
 
 from tensorplay.broker.config import needs_ipv6
 from tensorplay.errors import BrokerError, ProtocolError
+from tensorplay.keys import BROKER_NAME, peer_keys, secure
 from tensorplay.protocol import wire
 from tensorplay.protocol.messages import Status, StatusRequest
 
@@ -18,21 +19,26 @@ from tensorplay.protocol.messages import Status, StatusRequest
 _OWN_HOSTS = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
-def check(endpoint: str, timeout: float) -> dict[str, Any]:
+def check(endpoint: str, timeout: float, curve_dir: str | None = None) -> dict[str, Any]:
     """Returns the status of the broker that listens at an endpoint of this host.
 
     Args:
         endpoint: What the broker binds to; every address of the host is asked by loopback.
         timeout: Seconds that the answer may take.
+        curve_dir: The broker's key directory, if it asks for keys.
 
     Raises:
+        ConfigError: If the broker's pair of keys is not there.
         BrokerError: If no broker answers in time, or what answers is none.
     """
     address = own_address(endpoint)
+    keys = peer_keys(curve_dir, BROKER_NAME) if curve_dir else None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IPV6, int(needs_ipv6(address)))
+        if keys is not None:
+            secure(socket, keys)
         socket.connect(address)
         socket.send(wire.encode(StatusRequest()))
         deadline = time.monotonic() + timeout
@@ -47,7 +53,7 @@ def check(endpoint: str, timeout: float) -> dict[str, Any]:
         context.destroy(linger=0)
     raise BrokerError(
         f"no broker answered at {address} within {timeout} s; is one running there, or does it "
-        "listen elsewhere (--bind, TENSORPLAY_BIND)?"
+        "listen elsewhere (--bind, TENSORPLAY_BIND), or ask for keys (--curve-dir)?"
     )
 
 

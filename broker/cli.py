@@ -106,6 +106,25 @@ CHECK_SECONDS = 2.0
     help="Most peers that may be registered at once.",
 )
 @click.option(
+    "--curve-dir",
+    type=click.Path(file_okay=False),
+    envvar="TENSORPLAY_CURVE_DIR",
+    metavar="DIR",
+    show_envvar=True,
+    help="Let in only those whose public keys are in DIR/authorized, see `tensorplay keys`, and "
+    "encrypt what is sent. DIR has the broker's own key, too.",
+)
+@click.option(
+    "--handshake-timeout",
+    type=float,
+    default=BrokerConfig.handshake_timeout,
+    envvar="TENSORPLAY_HANDSHAKE_TIMEOUT",
+    metavar="SECONDS",
+    show_default=True,
+    show_envvar=True,
+    help="Time that a new connection has to say who it is.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     envvar="TENSORPLAY_INSECURE",
@@ -137,6 +156,8 @@ def main(
     max_message_bytes: int,
     queue_bytes: int,
     max_peers: int,
+    curve_dir: str | None,
+    handshake_timeout: float,
     insecure: bool,
     exit_with_parent: bool,
     check: bool,
@@ -160,6 +181,8 @@ def main(
             max_message_bytes=max_message_bytes,
             queue_bytes=queue_bytes,
             max_peers=max_peers,
+            curve_dir=curve_dir,
+            handshake_timeout=handshake_timeout,
             insecure=insecure,
         )
     except ConfigError as error:
@@ -169,10 +192,10 @@ def main(
         return
     from tensorplay.broker.server import Broker
 
-    broker = Broker(config)
     try:
+        broker = Broker(config)
         broker.bind()
-    except BrokerError as error:
+    except (BrokerError, ConfigError) as error:
         raise click.ClickException(str(error)) from None
     _allow_open_files(max_peers)
     _end_on_signals(broker, interrupt=not exit_with_parent)
@@ -195,8 +218,8 @@ def _check(config: BrokerConfig) -> None:
     from tensorplay.broker.check import check
 
     try:
-        status = check(config.bind[0], CHECK_SECONDS)
-    except BrokerError as error:
+        status = check(config.bind[0], CHECK_SECONDS, config.curve_dir)
+    except (BrokerError, ConfigError) as error:
         raise click.ClickException(str(error)) from None
     peers = sum(len(namespace["peers"]) for namespace in status["namespaces"].values())
     click.echo(f"well: up for {status['uptime']:.0f} s, {peers} peers are registered")

@@ -27,7 +27,10 @@ class BrokerConfig:
         queue_bytes: Bytes kept for one peer that reads slower than others send to it; who
             sends more has to send it again.
         max_peers: Most peers that may be registered at once.
+        curve_dir: The key directory, see ``tensorplay keys``: who connects must have one of the
+            keys in its folder ``authorized``. None asks nobody for a key.
         insecure: Listen at addresses that other hosts can reach, without authentication.
+        handshake_timeout: Seconds that a new connection has to say who it is.
 
     Raises:
         ConfigError: If a value cannot work.
@@ -40,7 +43,9 @@ class BrokerConfig:
     max_message_bytes: int = 64 << 30
     queue_bytes: int = 128 << 20
     max_peers: int = 4096
+    curve_dir: str | None = None
     insecure: bool = False
+    handshake_timeout: float = 5.0
 
     def __post_init__(self) -> None:
         if not self.bind:
@@ -56,6 +61,15 @@ class BrokerConfig:
                 f"heartbeat_timeout must be above heartbeat_interval "
                 f"({self.heartbeat_interval} s) and at most {_MAX_TIMEOUT:.0f} s, "
                 f"got {self.heartbeat_timeout}"
+            )
+        if not 0.1 <= self.handshake_timeout <= _MAX_TIMEOUT:
+            raise ConfigError(
+                f"handshake_timeout must be 0.1 to {_MAX_TIMEOUT:.0f} s, "
+                f"got {self.handshake_timeout}"
+            )
+        if self.curve_dir and self.insecure:
+            raise ConfigError(
+                "curve_dir (--curve-dir) and insecure (--insecure) exclude each other"
             )
         if not 0 <= self.reconnect_grace <= _MAX_TIMEOUT:
             raise ConfigError(
@@ -73,11 +87,12 @@ class BrokerConfig:
                 f'cannot listen at {endpoint!r}; expected "tcp://host:port" or "ipc://path"'
             )
         host = _host(endpoint)
-        if not self.insecure and not _is_loopback(host):
+        if not (self.curve_dir or self.insecure) and not _is_loopback(host):
             raise ConfigError(
                 f"{endpoint!r} can be reached from other hosts, and whoever reaches the broker "
-                "can run code on its workers; listen at tcp://127.0.0.1:PORT, or say --insecure "
-                "(insecure=True) if everybody on that network may do so"
+                "can run code on its workers; listen at tcp://127.0.0.1:PORT, or let in only "
+                "those whose keys you know, with --curve-dir (curve_dir, see `tensorplay keys`), "
+                "or say --insecure (insecure=True) if everybody on that network may do so"
             )
 
 

@@ -16,11 +16,13 @@ class Received(msgspec.Struct, frozen=True, gc=False):
         identity: The connection it came by.
         header: Its first frame.
         size: Bytes of the frames behind the header.
+        key: The public key of the connection, if the broker asks for keys.
     """
 
     identity: bytes
     header: bytes
     size: int = 0
+    key: str = ""
 
 
 class Unreachable(msgspec.Struct, frozen=True, gc=False):

@@ -44,6 +44,7 @@ class Peer:
         next_complaint: When it may be told of a malformed message again.
         gone_at: When it counts as lost, if it is away and does not come back.
         away: Why it is away, one sentence for people.
+        key: The public key that it registered with, if the broker asks for keys.
     """
 
     info: PeerInfo
@@ -58,6 +59,7 @@ class Peer:
     next_complaint: float = float("-inf")
     gone_at: float = float("inf")
     away: str = ""
+    key: str = ""
 
     def __str__(self) -> str:
         info = self.info

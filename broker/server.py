@@ -25,6 +25,7 @@ from typing import Any
 
 import zmq
 
+from tensorplay.broker.authenticator import Access, Authenticator
 from tensorplay.broker.config import BrokerConfig, needs_ipv6
 from tensorplay.broker.events import (
     Command,
@@ -85,11 +86,14 @@ class Broker:
         self._context: zmq.Context[Any] | None = context
         self._socket: zmq.Socket[bytes] | None = None
         self._outbound = Outbound(self.config.queue_bytes)
+        self._access = Access(Path(self.config.curve_dir)) if self.config.curve_dir else None
+        self._authenticator: Authenticator | None = None
         self._state = BrokerState(
             self.config,
             incarnation=secrets.randbits(63) | 1,
             now=time.monotonic(),
             queued_bytes=self._outbound.queued_bytes,
+            grants=None if self._access is None else self._access.grants,
         )
         self._thread: threading.Thread | None = None
         self._wake_out, self._wake_in = os.pipe()
@@ -189,6 +193,7 @@ class Broker:
             zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
             zmq.LINGER: _LINGER,
             zmq.BACKLOG: 1024,
+            zmq.HANDSHAKE_IVL: int(self.config.handshake_timeout * 1000),
             # Answered by libzmq's own thread, so that a busy peer is not taken for dead.
             zmq.HEARTBEAT_IVL: int(self.config.heartbeat_interval * 1000),
             zmq.HEARTBEAT_TIMEOUT: silence,
@@ -200,6 +205,9 @@ class Broker:
             zmq.TCP_KEEPALIVE_CNT: 4,
         }.items():
             socket.setsockopt(option, value)
+        if self._access is not None:
+            self._authenticator = Authenticator(self._context, self._access.grants)
+            self._access.guard(socket)
         addresses = []
         for endpoint in self.config.bind:
             socket.setsockopt(zmq.IPV6, int(needs_ipv6(endpoint)))
@@ -260,8 +268,13 @@ class Broker:
         socket = self._socket
         assert socket is not None
         for _ in range(_ROUND):
+            key = ""
             try:
-                identity = socket.recv(zmq.DONTWAIT)
+                if self._access is None:
+                    identity = socket.recv(zmq.DONTWAIT)
+                else:
+                    sender = socket.recv(zmq.DONTWAIT, copy=False)
+                    identity, key = sender.bytes, str(sender.get("User-Id"))
             except zmq.Again:
                 return False
             header = socket.recv() if socket.getsockopt(zmq.RCVMORE) else b""
@@ -279,7 +292,7 @@ class Broker:
                     frames.append(frame)
                     size += len(frame)
                     more = socket.getsockopt(zmq.RCVMORE)
-            self._handle(Received(identity, header, size), time.monotonic(), frames)
+            self._handle(Received(identity, header, size, key), time.monotonic(), frames)
         return True
 
     def _handle(self, event: Event, now: float, frames: Frames = ()) -> None:
@@ -366,6 +379,8 @@ class Broker:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+            if self._authenticator is not None:
+                self._authenticator.close()
             for endpoint in self.addresses:
                 if endpoint.startswith("ipc://"):  # ZeroMQ leaves the file behind
                     Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)

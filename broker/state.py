@@ -15,6 +15,11 @@ does not stand any more is away; one that is not back in time is lost.
 
 Rule 4: a name or rank is refused only if its holder's connection was found standing after
 it was asked for.  Until then the newcomer is a claim.  A holder that is away loses it.
+
+Rule 5: where keys are asked for, a peer is bound to the key that its HELLO came with.  A
+message that comes by its connection with another key is not its own, and a peer whose key
+is revoked is removed at the next beat.  The key of a message is what ZeroMQ's handshake
+has shown, never what the message says.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import logging
 import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tensorplay.broker import admission
 from tensorplay.broker.config import BrokerConfig
@@ -42,6 +47,7 @@ from tensorplay.broker.events import (
 from tensorplay.broker.registry import Namespace, Peer, Registry
 from tensorplay.broker.status import snapshot
 from tensorplay.errors import ProtocolError
+from tensorplay.keys import Grant, KeyRole
 from tensorplay.protocol import wire
 from tensorplay.protocol.messages import (
     PROTOCOL_VERSION,
@@ -84,6 +90,7 @@ class BrokerState:
         incarnation: A random number; tells this broker from the one before a restart.
         now: The time, in seconds of any steady clock.
         queued_bytes: Gives the bytes that wait for a connection, for the status.
+        grants: Gives what the keys may do at this moment, by public key; None asks for none.
     """
 
     def __init__(
@@ -92,18 +99,20 @@ class BrokerState:
         incarnation: int,
         now: float,
         queued_bytes: Callable[[bytes], int] = lambda identity: 0,
+        grants: Callable[[], Mapping[str, Grant]] | None = None,
     ) -> None:
         self.config = config
         self.incarnation = incarnation
         self.started = now
         self.queued_bytes = queued_bytes
+        self.grants = grants
         self.addresses: tuple[str, ...] = ()
         self.registry = Registry()
         self.counters: Counter[str] = Counter()
         self.versions = {"tensorplay": __version__, "python": platform.python_version()}
         self._next_beat = now + config.heartbeat_interval
         self._strangers: dict[bytes, float] = {}  # when each may be told again
-        self._claims: dict[bytes, dict[bytes, Hello]] = {}  # by the holder's connection
+        self._claims: dict[bytes, dict[bytes, tuple[Hello, str]]] = {}  # by the holder's connection
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Takes an event and returns what is to be done about it."""
@@ -126,6 +135,9 @@ class BrokerState:
     def _received(self, event: Received, now: float) -> list[Command]:
         identity = event.identity
         peer = self.registry.by_identity.get(identity)
+        if peer is not None and peer.key != event.key:
+            self.counters["forged"] += 1
+            return self._stranger(identity, now, "this connection has another key than its peer")
         if peer is not None:
             peer.last_heard = now
         try:
@@ -139,9 +151,11 @@ class BrokerState:
         except ProtocolError as error:
             return self._malformed(event, peer, str(error), now)
         if isinstance(message, Hello):
-            return self._hello(identity, message, now)
+            return self._hello(identity, message, event.key, now)
+        if peer is None and not self._is_allowed(event.key):
+            return self._stranger(identity, now, "the key of this connection is not allowed")
         if isinstance(message, StatusRequest):
-            return [_send(identity, Status(snapshot(self, now)))]
+            return [_send(identity, Status(self._status(event.key, now)))]
         if isinstance(message, Goodbye):
             return self._goodbye(identity, peer, message)
         if isinstance(message, Heartbeat):
@@ -252,8 +266,8 @@ class BrokerState:
 
     # Coming.
 
-    def _hello(self, identity: bytes, hello: Hello, now: float) -> list[Command]:
-        refusal = admission.check(hello)
+    def _hello(self, identity: bytes, hello: Hello, key: str, now: float) -> list[Command]:
+        refusal = admission.check(hello) or self._check_key(hello, key)
         if refusal is not None:
             return self._refuse(identity, hello, refusal)
         namespace = self.registry.namespace(hello.namespace)
@@ -263,21 +277,23 @@ class BrokerState:
             text = f"this connection is registered as {current}; say GOODBYE first"
             return self._refuse(identity, hello, admission.refused("invalid", text))
         if known is not None:
-            return self._resume(identity, hello, known, now)
+            return self._resume(identity, hello, known, key, now)
         refusal = admission.check_world(hello, namespace)
         if refusal is not None:
             return self._refuse(identity, hello, refusal)
         holder = admission.holder(hello, namespace)
         if holder is not None and holder.identity is None:
             departure = Departure(holder.info, clean=False, reason=holder.away)
-            return [*self._remove(holder, departure), *self._hello(identity, hello, now)]
+            return [*self._remove(holder, departure), *self._hello(identity, hello, key, now)]
         if holder is not None and holder.identity is not None:
-            self._claims.setdefault(holder.identity, {})[identity] = hello
+            self._claims.setdefault(holder.identity, {})[identity] = hello, key
             return [Probe(holder.identity, self._heartbeat(now))]
-        return self._register(identity, hello, namespace, now)
+        return self._register(identity, hello, namespace, key, now)
 
-    def _resume(self, identity: bytes, hello: Hello, peer: Peer, now: float) -> list[Command]:
-        if hello.name != peer.info.name:
+    def _resume(
+        self, identity: bytes, hello: Hello, peer: Peer, key: str, now: float
+    ) -> list[Command]:
+        if hello.name != peer.info.name or key != peer.key:
             text = f"incarnation {hello.incarnation} is registered as {peer}"
             return self._refuse(identity, hello, admission.refused("invalid", text))
         commands: list[Command] = []
@@ -293,7 +309,7 @@ class BrokerState:
         return [self._welcome(peer, hello), *commands]
 
     def _register(
-        self, identity: bytes, hello: Hello, namespace: Namespace, now: float
+        self, identity: bytes, hello: Hello, namespace: Namespace, key: str, now: float
     ) -> list[Command]:
         if len(self.registry) >= self.config.max_peers:
             text = f"the broker has its limit of {self.config.max_peers} peers (--max-peers)"
@@ -311,8 +327,9 @@ class BrokerState:
             hello.pid,
             hello.device,
             hello.versions,
+            *self._rights(key),
         )
-        peer = Peer(info, namespace, identity, hello.world_size, since=now, last_heard=now)
+        peer = Peer(info, namespace, identity, hello.world_size, since=now, last_heard=now, key=key)
         others = list(_reachable(namespace))
         self.registry.add(peer)
         self._strangers.pop(identity, None)
@@ -359,16 +376,53 @@ class BrokerState:
             *_send_all(waiting, Roster(refused=[refusal.text])),
         ]
 
+    # Keys.
+
+    def _is_allowed(self, key: str) -> bool:
+        return self.grants is None or key in self.grants()
+
+    def _check_key(self, hello: Hello, key: str) -> Refused | None:
+        return None if self.grants is None else admission.check_key(hello, self.grants().get(key))
+
+    def _status(self, key: str, now: float) -> bytes:
+        if self.grants is None:
+            return snapshot(self, now)
+        grant = self.grants().get(key)
+        return snapshot(self, now, (lambda name: False) if grant is None else grant.sees)
+
+    def _rights(self, key: str) -> tuple[bool, bool]:
+        """Returns whether peers with a key may call, and whether they may be called."""
+        grant = None if self.grants is None else self.grants().get(key)
+        role = KeyRole.BOTH if grant is None else grant.role
+        return role.calls, role.serves
+
+    def _cut_off(self) -> list[Command]:
+        """Removes the peers whose keys do not let them be what they are any more."""
+        if self.grants is None:
+            return []
+        grants = self.grants()
+        commands: list[Command] = []
+        for namespace in list(self.registry.namespaces.values()):
+            for peer in list(namespace):
+                if admission.still_granted(peer, grants.get(peer.key)):
+                    continue
+                reason = "its key was revoked, or does not allow any more what it did"
+                if peer.identity is not None:
+                    refusal = admission.refused("key", f"{peer} was removed: {reason}")
+                    commands.append(_send(peer.identity, refusal))
+                commands += self._remove(peer, Departure(peer.info, clean=False, reason=reason))
+        return commands
+
     def _settle(self, identity: bytes, now: float) -> list[Command]:
         """Decides the claims on the peer of a connection that has just been probed."""
         commands: list[Command] = []
-        for claimant, hello in self._claims.pop(identity, {}).items():
+        for claimant, (hello, key) in self._claims.pop(identity, {}).items():
             namespace = self.registry.namespace(hello.namespace)
             holder = admission.holder(hello, namespace)
             if holder is not None and holder.identity == identity:
                 commands += self._refuse(claimant, hello, admission.taken(hello, holder))
             else:
-                commands += self._hello(claimant, hello, now)
+                commands += self._hello(claimant, hello, key, now)
         return commands
 
     # Going.
@@ -419,7 +473,7 @@ class BrokerState:
         self._strangers = {key: until for key, until in self._strangers.items() if now < until}
         header = self._heartbeat(now)
         probes = [Probe(identity, header) for identity in self.registry.by_identity]
-        return [*self._expire(now), *probes]
+        return [*self._expire(now), *self._cut_off(), *probes]
 
     def _heartbeat(self, now: float) -> bytes:
         return wire.encode(Heartbeat(sent=now))

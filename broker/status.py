@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,14 +14,23 @@ if TYPE_CHECKING:
     from tensorplay.broker.state import BrokerState
 
 
-def snapshot(state: BrokerState, now: float) -> bytes:
-    """Returns what the broker knows at ``now`` as JSON; times are in seconds."""
+def snapshot(
+    state: BrokerState, now: float, sees: Callable[[str], bool] = lambda namespace: True
+) -> bytes:
+    """Returns what the broker knows at ``now`` as JSON; times are in seconds.
+
+    Args:
+        state: The broker's state.
+        now: The time.
+        sees: Whether the asker may see a namespace.
+    """
     namespaces = {
         namespace.name: {
             "world_size": namespace.world_size,
             "peers": [_peer(state, peer, now) for peer in namespace],
         }
         for namespace in state.registry.namespaces.values()
+        if sees(namespace.name)
     }
     return msgspec.json.encode(
         {

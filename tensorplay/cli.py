@@ -11,6 +11,7 @@ from tensorplay.version import __version__
 _COMMANDS = {
     "broker": ("tensorplay.broker.cli", "Run the broker that workers and clients connect to."),
     "demo": ("tensorplay.demo.cli", "Train a model that is spread over two workers."),
+    "keys": ("tensorplay.commands.keys", "Make keys, and say which may connect to a broker."),
     "worker": ("tensorplay.worker.cli", "Run a worker: it owns modules and runs calls."),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
@@ -141,6 +142,7 @@ def local_cluster(
     start_timeout: float = 60.0,
     broker_options: Sequence[str] = (),
     fork_server: ForkServerClient | None = None,
+    curve_dir: str = "",
 ) -> Iterator[LocalCluster]:
     """Starts a broker, workers and a client on this machine; all are gone at the end.
 
@@ -158,6 +160,8 @@ def local_cluster(
         broker_options: Further command-line options of the broker.
         fork_server: Forks the workers, if one runs already; it goes on afterwards. Several
             clusters one after the other start faster with one.
+        curve_dir: A key directory with keys for the broker, this process and each worker, all
+            under their names and allowed. Without one the cluster uses no keys.
 
     Yields:
         The cluster, whose workers can be killed and started.
@@ -170,19 +174,32 @@ def local_cluster(
     with ExitStack() as stack:
         # The fork server comes first: it imports torch while the broker starts.
         server = fork_server or stack.enter_context(ForkServerClient())
-        broker, address = stack.enter_context(_broker(broker_options))
+        broker, address = stack.enter_context(_broker(("--curve-dir", curve_dir, *broker_options)))
         template = WorkerConfig(
-            name="template", broker=address, threads=threads, imports=tuple(imports)
+            name="template",
+            broker=address,
+            threads=threads,
+            imports=tuple(imports),
+            curve_dir=curve_dir,
         )
         cluster = LocalCluster(address, broker.pid, server, template, start_timeout)
         stack.callback(cluster._end_workers)
-        rpc.init_rpc(name, rpc_backend_options=options, broker=address)
+        rpc.init_rpc(name, rpc_backend_options=_with_keys(options, curve_dir), broker=address)
         stack.callback(_leave)
         for rank, worker in enumerate(names):
             cluster.start_worker(worker, wait=False, rank=rank)
         for worker in names:
             cluster._wait_registered(worker)
         yield cluster
+
+
+def _with_keys(
+    options: rpc.BrokerRpcBackendOptions | None, curve_dir: str
+) -> rpc.BrokerRpcBackendOptions:
+    """Returns options with the keys of the cluster, whatever the environment says."""
+    options = rpc.BrokerRpcBackendOptions() if options is None else copy.copy(options)
+    options.curve_dir = curve_dir
+    return options
 
 
 def _leave() -> None:

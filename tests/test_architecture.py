@@ -17,10 +17,12 @@ LAYERS = {
     "tensorplay.errors": [],
     "tensorplay.version": [],
     "tensorplay.address": ["tensorplay.errors", "tensorplay.protocol"],
+    "tensorplay.keys": ["tensorplay.errors"],
     "tensorplay.logs": [],
     "tensorplay.protocol": ["tensorplay.errors"],
     "tensorplay.broker": [
         "tensorplay.errors",
+        "tensorplay.keys",
         "tensorplay.logs",
         "tensorplay.protocol",
         "tensorplay.version",
@@ -29,6 +31,7 @@ LAYERS = {
     "tensorplay.distributed.rpc": [
         "tensorplay.address",
         "tensorplay.errors",
+        "tensorplay.keys",
         "tensorplay.protocol",
         "tensorplay.version",
     ],
@@ -57,6 +60,7 @@ LAYERS = {
 #: What the lowest layers may import from elsewhere.
 FOREIGN = {
     "tensorplay.errors": set(),
+    "tensorplay.keys": {"zmq"},
     "tensorplay.protocol": {"msgspec"},
     "tensorplay.broker": {"msgspec", "zmq", "click", "rich"},
 }
@@ -123,9 +127,9 @@ def test_the_lowest_layers_need_little(package: str) -> None:
             assert known, f"{source.relative_to(ROOT)} imports {name}"
 
 
-def test_only_the_server_and_its_check_know_zeromq() -> None:
+def test_only_the_server_its_keys_and_its_check_know_zeromq() -> None:
     users = {s.name for s in sources("tensorplay.broker") if "zmq" in set(imports(s))}
-    assert users == {"check.py", "server.py"}
+    assert users == {"authenticator.py", "check.py", "server.py"}
 
 
 def test_the_broker_needs_no_torch() -> None:

@@ -85,6 +85,8 @@ class PeerInfo(msgspec.Struct, frozen=True, array_like=True):
         pid: Process id on that host.
         device: Default device of what is placed there, such as ``"cpu"``.
         versions: ``{"tensorplay": ..., "python": ..., "torch": ...}``.
+        calls: Whether its key lets it call others.
+        serves: Whether its key lets others call it.
     """
 
     name: str
@@ -95,6 +97,8 @@ class PeerInfo(msgspec.Struct, frozen=True, array_like=True):
     pid: int = 0
     device: str = "cpu"
     versions: dict[str, str] = {}
+    calls: bool = True
+    serves: bool = True
 
 
 class Departure(msgspec.Struct, frozen=True, array_like=True):
@@ -160,7 +164,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.REFUSED
 
     Attributes:
         code: For programs: ``"name-taken"``, ``"rank-taken"``, ``"protocol"``, ``"version"``,
-            ``"world-size"``, ``"invalid"``, ``"full"``.
+            ``"world-size"``, ``"invalid"``, ``"full"``, ``"key"``.
         text: For people: what was wrong, what was expected, what to do.
     """
 

@@ -80,6 +80,28 @@ from tensorplay.version import __version__
     help="Shared memory to make at most, such as 512MiB; by default a quarter of the memory.",
 )
 @click.option(
+    "--curve-dir",
+    type=click.Path(file_okay=False),
+    envvar="TENSORPLAY_CURVE_DIR",
+    metavar="DIR",
+    show_envvar=True,
+    help="The key directory, for a broker that asks for keys, see `tensorplay keys`.",
+)
+@click.option(
+    "--curve-key",
+    envvar="TENSORPLAY_CURVE_KEY",
+    metavar="KEY",
+    show_envvar=True,
+    help="Name of this worker's key in it; by default the worker's own name.",
+)
+@click.option(
+    "--curve-server",
+    envvar="TENSORPLAY_CURVE_SERVER",
+    metavar="KEY",
+    show_envvar=True,
+    help="The broker's public key, or a file with it; by default DIR/broker.key.",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0),
     default=10.0,
@@ -100,6 +122,9 @@ def main(
     imports: tuple[str, ...],
     shm: bool,
     shm_limit: str | None,
+    curve_dir: str | None,
+    curve_key: str | None,
+    curve_server: str | None,
     drain_timeout: float,
     log_level: str,
     log_json: bool,
@@ -125,6 +150,9 @@ def main(
             shm=shm,
             shm_limit=shm_limit or None,
             drain_timeout=drain_timeout,
+            curve_dir=curve_dir,
+            curve_key=curve_key,
+            curve_server=curve_server,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None

@@ -47,6 +47,9 @@ class WorkerConfig:
         connect_timeout: Seconds to wait for the broker; None is no limit.
         drain_timeout: Seconds that calls under way have to finish when the worker is told to
             end.
+        curve_dir: The key directory, see ``BrokerRpcBackendOptions``.
+        curve_key: Name of the worker's key in it.
+        curve_server: The broker's public key.
     """
 
     name: str
@@ -59,6 +62,9 @@ class WorkerConfig:
     shm_limit: int | str | None = None
     connect_timeout: float | None = None
     drain_timeout: float = 10.0
+    curve_dir: str | None = None
+    curve_key: str | None = None
+    curve_server: str | None = None
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 0:
@@ -143,6 +149,9 @@ def _register(config: WorkerConfig) -> None:
             connect_timeout=config.connect_timeout,
             shm=config.shm,
             shm_limit=config.shm_limit,
+            curve_dir=config.curve_dir,
+            curve_key=config.curve_key,
+            curve_server=config.curve_server,
         ),
         broker=config.broker,
         role=Role.WORKER,

@@ -148,7 +148,9 @@ class Agent:
                 "torch": str(torch.__version__),
             },
         )
-        self._link = Link(address, hello, self, options.window_bytes)
+        self._keys = options.keys(name)
+        self._handshakes_failed = 0
+        self._link = Link(address, hello, self, options.window_bytes, self._keys)
         self._inbound = Inbound(payload.allocate, self._link.consumed, options.window_bytes)
         self._max_bytes: int | None = None
 
@@ -168,6 +170,7 @@ class Agent:
                 f"no answer from a broker at {self.address} ({', '.join(self.address.resolve())}) "
                 f"within {self.options.connect_timeout} s; is `python -m tensorplay.broker` "
                 "running there, and is the address reachable from this host?"
+                f"{self._why_no_handshake() if self._handshakes_failed else ''}"
             )
         if self.failure is not None:
             self.abandon()
@@ -412,6 +415,24 @@ class Agent:
         if peer is not None:
             reason = "it had given up this process, which was out of its reach"
             self._lose(Departure(peer, clean=False, reason=reason))
+
+    def on_handshake_failed(self) -> None:
+        """Somebody was reached, but no connection came about."""
+        self._handshakes_failed += 1
+        if self._handshakes_failed == 2:  # once may be a broker that just ended
+            why = self._why_no_handshake()
+            _log.warning("no connection to the broker at %s.%s", self.address, why)
+
+    def _why_no_handshake(self) -> str:
+        """Returns what to look at when connections end in the handshake."""
+        if self._keys is None:
+            what = "if the broker asks for keys, say which (curve_dir, TENSORPLAY_CURVE_DIR)"
+        else:
+            what = (
+                "either its key is not the public key that this process has for it (broker.key, "
+                "curve_server, TENSORPLAY_CURVE_SERVER), or it asks for no keys"
+            )
+        return f" Something answered, but ended the connection in the handshake: {what}."
 
     def on_broker_lost(self, silent_for: float) -> None:
         """The broker is silent."""

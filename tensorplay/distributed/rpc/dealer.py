@@ -12,6 +12,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tensorplay.distributed.rpc.address import BrokerAddress
+from tensorplay.keys import PeerKeys, secure
 from tensorplay.protocol.messages import CHUNK_BYTES
 
 Frame = bytes | memoryview
@@ -25,11 +26,17 @@ class Change(Enum):
 
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
+    FAILED = "the other side ended the connection in the handshake"
+    UNLIKE = "the other side speaks, or asks for, something else; ZeroMQ does not try again"
+    KEY_REFUSED = "the broker refused this peer's key; ZeroMQ does not try again"
 
 
 _CHANGES = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: Change.CONNECTED,
     zmq.EVENT_DISCONNECTED: Change.DISCONNECTED,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Change.FAILED,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Change.UNLIKE,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: Change.KEY_REFUSED,
 }
 
 
@@ -41,6 +48,7 @@ class Dealer:
         address: Where the broker is.
         heartbeat: Seconds between ZeroMQ's own heartbeats.
         silence: Seconds without an answer to them after which the connection is given up.
+        keys: The keys to use, or None.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class Dealer:
         address: BrokerAddress,
         heartbeat: float,
         silence: float,
+        keys: PeerKeys | None = None,
     ) -> None:
         socket = self._socket = context.socket(zmq.DEALER)
         for option, value in {
@@ -75,6 +84,8 @@ class Dealer:
             zmq.TCP_KEEPALIVE_CNT: 4,
         }.items():
             socket.setsockopt(option, value)
+        if keys is not None:
+            secure(socket, keys)
         self._monitor = socket.get_monitor_socket(sum(_CHANGES))
         socket.connect(address.endpoint)
 

@@ -13,6 +13,7 @@ run a user's code.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import threading
@@ -27,8 +28,17 @@ import zmq
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.dealer import Change, Dealer, Frame
 from tensorplay.errors import ProtocolError
+from tensorplay.keys import PeerKeys
 from tensorplay.protocol import batch, wire
-from tensorplay.protocol.messages import Hello, Kind, Refused, Route, Undeliverable, Welcome
+from tensorplay.protocol.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    Kind,
+    Refused,
+    Route,
+    Undeliverable,
+    Welcome,
+)
 from tensorplay.protocol.outbox import Frames, Outbox, Verdict
 from tensorplay.protocol.session import (
     BrokerLost,
@@ -49,6 +59,10 @@ _log = logging.getLogger(__name__)
 _ROUND = 256
 #: Seconds without an answer to HELLO after which a new socket resolves the address again.
 _RECONNECT_SECONDS = 5.0
+#: Seconds after a failed handshake until a new socket tries again, where ZeroMQ does not.
+_AGAIN_SECONDS = 1.0
+#: What a broker does to a peer whose key is not in its folder.
+_NO = "refused this peer's key; `tensorplay keys allow` at the broker lets it in"
 #: Seconds that the broker has to answer a GOODBYE.
 _GOODBYE_SECONDS = 1.0
 
@@ -70,6 +84,9 @@ class Handlers(Protocol):
 
     def on_broker_lost(self, silent_for: float) -> None:
         """The broker is silent; the link keeps trying."""
+
+    def on_handshake_failed(self) -> None:
+        """Somebody was reached, but no connection came about; the link keeps trying."""
 
     def on_message(self, route: Route, frames: Sequence[Frame]) -> None:
         """A REQUEST, REPLY, CHUNK or CANCEL came in; ``frames`` are those behind the route."""
@@ -95,13 +112,20 @@ class Link:
         hello: The registration to ask for.
         handlers: The owner.
         window: Bytes under way to one peer before it has consumed them.
+        keys: The keys to use, or None.
     """
 
     def __init__(
-        self, address: BrokerAddress, hello: Hello, handlers: Handlers, window: int
+        self,
+        address: BrokerAddress,
+        hello: Hello,
+        handlers: Handlers,
+        window: int,
+        keys: PeerKeys | None = None,
     ) -> None:
         self._address = address
         self._handlers = handlers
+        self._keys = keys
         self._session = PeerSession(hello)
         self._outbox = Outbox(hello.incarnation, window)
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -115,6 +139,7 @@ class Link:
         self._context: zmq.Context[Any] = zmq.Context()
         self._dealer: Dealer | None = None
         self._connected_at = 0.0
+        self._connect_again_at = math.inf
         self._leaving = False
         self._leave_by = 0.0
         self._goodbye_by = 0.0
@@ -375,12 +400,20 @@ class Link:
             if change is Change.CONNECTED:
                 self._stuck = None  # what was not sent is asked for again
                 self._do(self._session.connected(time.monotonic()))
+            elif change is Change.KEY_REFUSED:
+                refused = Refused(PROTOCOL_VERSION, "key", f"the broker at {self._address} {_NO}")
+                self._do(self._session.receive(refused, time.monotonic()))
+            elif change in (Change.FAILED, Change.UNLIKE):
+                self._handlers.on_handshake_failed()
+                if change is Change.UNLIKE:
+                    self._connect_again_at = time.monotonic() + _AGAIN_SECONDS
 
     def _reconnect_if_unanswered(self, now: float) -> None:
-        if (
+        unanswered = (
             self._session.state is State.REGISTERING
             and now - self._connected_at > _RECONNECT_SECONDS
-        ):
+        )
+        if unanswered or now >= self._connect_again_at:
             self._connect()
 
     def _connect(self) -> None:
@@ -388,7 +421,12 @@ class Link:
             self._dealer.close()
         self._stuck = None
         self._connected_at = time.monotonic()
+        self._connect_again_at = math.inf
         session = self._session
         self._dealer = Dealer(
-            self._context, self._address, session.heartbeat_interval, session.heartbeat_timeout
+            self._context,
+            self._address,
+            session.heartbeat_interval,
+            session.heartbeat_timeout,
+            self._keys,
         )

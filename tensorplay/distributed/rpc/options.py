@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from tensorplay.distributed.rpc.constants import (
 )
 from tensorplay.distributed.rpc.shm import settings
 from tensorplay.errors import ConfigError, InvalidNameError
+from tensorplay.keys import PeerKeys, peer_keys
 
 DeviceType: TypeAlias = int | str | torch.device
 DeviceMap: TypeAlias = dict[torch.device, torch.device]
@@ -150,6 +152,12 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         shm_limit: Bytes of shared memory that this process makes at most, also as text such as
             ``"2GiB"``; None leaves it to the variable TENSORPLAY_SHM_LIMIT, which is a quarter
             of the memory of the machine, or container, if not set.
+        curve_dir: The key directory, for a broker that asks for keys, see `tensorplay keys`.
+            None leaves it to the variable TENSORPLAY_CURVE_DIR, "" uses no keys.
+        curve_key: Name of this process's key in it; by default TENSORPLAY_CURVE_KEY, or the
+            name that it registers.
+        curve_server: The broker's public key, or a file with it; by default
+            TENSORPLAY_CURVE_SERVER, or ``broker.key`` in the key directory.
 
     Raises:
         ConfigError: If a value cannot work; the text names it.
@@ -168,6 +176,9 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         shm: bool | None = None,
         shm_limit: int | str | None = None,
+        curve_dir: str | None = None,
+        curve_key: str | None = None,
+        curve_server: str | None = None,
         _transports: object = None,
         _channels: object = None,
     ) -> None:
@@ -183,11 +194,29 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         self.window_bytes = window_bytes
         self.shm = settings.enabled(shm)
         self.shm_limit = settings.limit(shm_limit)
+        self.curve_dir = curve_dir
+        self.curve_key = curve_key
+        self.curve_server = curve_server
         self.device_maps: dict[str, DeviceMap] = {}
         for name, device_map in (device_maps or {}).items():
             self.set_device_map(name, device_map)
         self.devices: list[torch.device] = []
         self.set_devices(devices or [])
+
+    def keys(self, name: str) -> PeerKeys | None:
+        """Returns the keys that a peer of that name is to use, or None for none.
+
+        Raises:
+            ConfigError: If a key is missing, or a secret one is readable by others.
+        """
+        directory = self.curve_dir
+        if directory is None:
+            directory = os.environ.get("TENSORPLAY_CURVE_DIR")
+        if not directory:
+            return None
+        key = self.curve_key or os.environ.get("TENSORPLAY_CURVE_KEY") or name
+        server = self.curve_server or os.environ.get("TENSORPLAY_CURVE_SERVER")
+        return peer_keys(directory, key, server)
 
     def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
         """Adds to the map of devices for one callee.

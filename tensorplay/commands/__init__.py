@@ -1,0 +1,1 @@
+"""The commands that need a module of their own."""
