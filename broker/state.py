@@ -15,6 +15,7 @@ does not stand any more is away; one that is not back in time is lost.
 
 Rule 4: a name or rank is refused only if its holder's connection was found standing after
 it was asked for.  Until then the newcomer is a claim.  A holder that is away loses it.
+The same holds for an incarnation, which others know, unless its key tells whose it is.
 
 Rule 5: where keys are asked for, a peer is bound to the key that its HELLO came with.  A
 message that comes by its connection with another key is not its own, and a peer whose key
@@ -78,6 +79,8 @@ MAX_PEER_HEADER = 16 << 10
 _UNNUMBERED = frozenset({Kind.CREDIT, Kind.SYNC})
 #: Seconds between two answers to a connection that is unknown or sends rubbish.
 COMPLAINT_SECONDS = 0.5
+#: Connections that may wait for another one of their peer to be gone.
+_MAX_WAITING = 8
 #: Unknown connections of which it is remembered that they were told so.
 _MAX_STRANGERS = 4096
 
@@ -112,7 +115,9 @@ class BrokerState:
         self.versions = {"tensorplay": __version__, "python": platform.python_version()}
         self._next_beat = now + config.heartbeat_interval
         self._strangers: dict[bytes, float] = {}  # when each may be told again
-        self._claims: dict[bytes, dict[bytes, tuple[Hello, str]]] = {}  # by the holder's connection
+        # By the holder's connection, then the claimant's: what was asked for, with which key.
+        self._claims: dict[bytes, dict[bytes, tuple[Hello, str]]] = {}
+        self._waiting: dict[bytes, dict[bytes, tuple[Hello, str]]] = {}  # for it to be gone
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Takes an event and returns what is to be done about it."""
@@ -285,10 +290,17 @@ class BrokerState:
         if holder is not None and holder.identity is None:
             departure = Departure(holder.info, clean=False, reason=holder.away)
             return [*self._remove(holder, departure), *self._hello(identity, hello, key, now)]
-        if holder is not None and holder.identity is not None:
-            self._claims.setdefault(holder.identity, {})[identity] = hello, key
-            return [Probe(holder.identity, self._heartbeat(now))]
+        if holder is not None:
+            return self._claim(identity, hello, key, holder, now)
         return self._register(identity, hello, namespace, key, now)
+
+    def _claim(
+        self, identity: bytes, hello: Hello, key: str, holder: Peer, now: float
+    ) -> list[Command]:
+        """Finds out whether a peer is there whose name, rank or incarnation is asked for."""
+        assert holder.identity is not None
+        self._claims.setdefault(holder.identity, {})[identity] = hello, key
+        return [Probe(holder.identity, self._heartbeat(now))]
 
     def _resume(
         self, identity: bytes, hello: Hello, peer: Peer, key: str, now: float
@@ -296,6 +308,9 @@ class BrokerState:
         if hello.name != peer.info.name or key != peer.key:
             text = f"incarnation {hello.incarnation} is registered as {peer}"
             return self._refuse(identity, hello, admission.refused("invalid", text))
+        if peer.identity not in (identity, None) and not key:
+            # Everybody in the namespace knows its incarnation.
+            return self._claim(identity, hello, key, peer, now)
         commands: list[Command] = []
         if identity != peer.identity:
             self.counters["resumed"] += 1
@@ -416,13 +431,23 @@ class BrokerState:
     def _settle(self, identity: bytes, now: float) -> list[Command]:
         """Decides the claims on the peer of a connection that has just been probed."""
         commands: list[Command] = []
-        for claimant, (hello, key) in self._claims.pop(identity, {}).items():
+        claims = self._claims.pop(identity, {})
+        if identity not in self.registry.by_identity:
+            claims = {**self._waiting.pop(identity, {}), **claims}
+        for claimant, (hello, key) in claims.items():
             namespace = self.registry.namespace(hello.namespace)
             holder = admission.holder(hello, namespace)
-            if holder is not None and holder.identity == identity:
-                commands += self._refuse(claimant, hello, admission.taken(hello, holder))
-            else:
+            if holder is None or holder.identity != identity:
                 commands += self._hello(claimant, hello, key, now)
+            elif holder.info.incarnation == hello.incarnation:
+                # If it is the peer itself, its old connection will be found to be gone.
+                self.counters["taken-over"] += 1
+                waiting = self._waiting.setdefault(identity, {})
+                if len(waiting) < _MAX_WAITING:
+                    waiting[claimant] = hello, key
+                commands += self._stranger(claimant, now, f"{holder} has another connection")
+            else:
+                commands += self._refuse(claimant, hello, admission.taken(hello, holder))
         return commands
 
     # Going.
@@ -459,6 +484,8 @@ class BrokerState:
             peer.namespace.name,
             departure.reason,
         )
+        if peer.identity is not None:
+            self._waiting.pop(peer.identity, None)
         self.registry.remove(peer)
         peer.namespace.remember(departure)
         peer.namespace.forget_refusals()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -23,6 +23,7 @@ from tensorplay.broker.events import (
     Unreachable,
 )
 from tensorplay.broker.state import MAX_PEER_HEADER, BrokerState
+from tensorplay.keys import Grant
 from tensorplay.protocol import wire
 from tensorplay.protocol.messages import (
     FIRST_RANKLESS_ID,
@@ -47,6 +48,8 @@ from tensorplay.protocol.messages import (
 )
 from tests.broker.helpers import hello
 
+Grants: TypeAlias = Mapping[str, Grant]
+
 
 class Driver:
     """Feeds a state and reads its commands; connections are named by letters.
@@ -54,10 +57,12 @@ class Driver:
     Connections in ``dead`` are found gone when they are probed.
     """
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, grants: Callable[[], Grants] | None = None, **config: Any) -> None:
         self.now = 100.0
         self.dead: set[str] = set()
-        self.state = BrokerState(BrokerConfig(**config), incarnation=77, now=self.now)
+        self.state = BrokerState(
+            BrokerConfig(**config), incarnation=77, now=self.now, grants=grants
+        )
 
     def handle(self, event: Event) -> list[Command]:
         return self.state.handle(event, self.now)
@@ -213,8 +218,9 @@ def test_a_repeated_hello_is_welcomed_again_and_nobody_told(driver: Driver) -> N
 def test_the_same_incarnation_by_another_connection_is_the_same_peer(driver: Driver) -> None:
     before = driver.join("a", "w", 1)
     driver.join("b", "v", 2)
-    commands = driver.handle(Received(b"c", wire.encode(hello("w", 1, rank=5))))
-    welcome, forget, news = commands
+    (probe,) = driver.handle(Received(b"c", wire.encode(hello("w", 1, rank=5))))
+    assert isinstance(probe, Probe)
+    forget, welcome, news = driver.handle(Unreachable(b"a"))
     assert forget == Forget(b"a")
     assert news == Send(b"b", wire.encode(Roster(joined=[before.peer])))
     assert isinstance(welcome, Send)
@@ -225,6 +231,62 @@ def test_the_same_incarnation_by_another_connection_is_the_same_peer(driver: Dri
     assert isinstance(forward, Forward)
     assert forward.identity == b"c"
     assert driver.send("a", Heartbeat(0.0)).to("a") == [Stranger("not registered here")]
+
+
+def test_an_incarnation_is_not_taken_over_while_its_owner_lives(driver: Driver) -> None:
+    driver.join("a", "w", 1)
+    sent = driver.send("thief", hello("w", 1))
+    assert sent.to("thief") == [Stranger("'w' (id 0, host ?, pid 0) has another connection")]
+    driver.join("b", "v", 2)
+    (forward,) = driver.handle(Received(b"b", wire.encode(Route(Kind.REQUEST, 1, 2, 5))))
+    assert isinstance(forward, Forward)
+    assert forward.identity == b"a"
+    assert driver.state.counters["taken-over"] == 1
+    # Once the owner's connection is found to be gone, the other is believed to be the owner.
+    sent = driver.settle(driver.handle(Unreachable(b"a")))
+    assert isinstance(sent.to("thief")[0], Welcome)
+
+
+def test_with_keys_an_incarnation_moves_at_once_but_only_by_its_own_key() -> None:
+    grants = {key: Grant(key, key, ("*",)) for key in ("K", "L")}
+    driver = Driver(lambda: grants)
+
+    def come(connection: bytes, key: str) -> Sent:
+        event = Received(connection, wire.encode(hello("w", 1)), 0, key)
+        return driver.settle(driver.handle(event))
+
+    assert isinstance(come(b"a", "K").to("a")[0], Welcome)
+    (refused,) = come(b"thief", "L").to("thief")
+    assert isinstance(refused, Refused)
+    assert isinstance(come(b"c", "K").to("c")[0], Welcome)
+    assert driver.state.registry.by_identity[b"c"].key == "K"
+
+
+def test_a_message_with_another_key_is_not_its_peers() -> None:
+    grants = {key: Grant(key, key, ("*",)) for key in ("K", "L")}
+    driver = Driver(lambda: grants)
+    driver.handle(Received(b"a", wire.encode(hello("w", 1)), 0, "K"))
+    for message in (Goodbye(), Heartbeat(0.0), Route(Kind.REQUEST, 1, 1, 5)):
+        driver.now += 1
+        (answer,) = driver.handle(Received(b"a", wire.encode(message), 0, "L"))
+        assert isinstance(answer, Send)
+        assert isinstance(wire.decode(answer.header), Stranger)
+    assert driver.state.counters["forged"] == 3
+    assert b"a" in driver.state.registry.by_identity
+
+
+def test_peers_whose_keys_are_revoked_are_removed_at_the_next_beat() -> None:
+    grants = {"K": Grant("K", "K", ("w", "v"))}
+    driver = Driver(lambda: grants, heartbeat_interval=1.0)
+    for connection, name, incarnation in ((b"a", "w", 1), (b"b", "v", 2)):
+        driver.handle(Received(connection, wire.encode(hello(name, incarnation)), 0, "K"))
+    driver.handle(Unreachable(b"b"))  # away; it must not come back either
+    del grants["K"]
+    driver.now += 1.0
+    sent = driver.settle(driver.handle(Tick()))
+    assert Refused in [type(message) for message in sent.to("a")]
+    assert not driver.state.registry.namespaces
+    assert len(driver.state.registry) == 0
 
 
 def test_a_connection_is_one_peer(driver: Driver) -> None:

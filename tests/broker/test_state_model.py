@@ -234,6 +234,7 @@ class BrokerModel(RuleBasedStateMachine):
     @invariant()
     def no_claim_is_left_undecided(self) -> None:
         assert self.state._claims == {}
+        assert self.state._waiting.keys() <= self.state.registry.by_identity.keys()
 
     def teardown(self) -> None:
         for number in range(CONNECTIONS):
