@@ -154,6 +154,11 @@ class Outbox:
             del self._lives[next(iter(self._lives))]
         self._lives[dst] = channel.life + 1
 
+    @property
+    def next_tick(self) -> float:
+        """The time at which ``tick`` has something to do."""
+        return self._next_tick
+
     def tick(self, now: float) -> float:
         """Queues what is due at ``now``; returns when there will be something again."""
         if now >= self._next_tick:

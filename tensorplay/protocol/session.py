@@ -19,6 +19,7 @@ of two heartbeat time-outs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -175,8 +176,10 @@ class PeerSession:
         self._hello_interval = HELLO_INTERVAL
         return self._say_hello(now)
 
-    def tick(self, now: float, stats: dict[str, float] | None = None) -> list[Command]:
-        """Does what is due at ``now``; ``stats`` go with a heartbeat."""
+    def tick(
+        self, now: float, stats: Callable[[], dict[str, float]] | None = None
+    ) -> list[Command]:
+        """Does what is due at ``now``; ``stats`` gives what goes with a heartbeat."""
         commands: list[Command] = []
         if self.state is State.REGISTERED:
             commands += self._expire_missing(now)
@@ -190,7 +193,7 @@ class PeerSession:
             commands += self._say_hello(now)
         elif self.state is State.REGISTERED:
             self._next_send = now + self.heartbeat_interval
-            commands.append(Send(Heartbeat(sent=now, stats=stats or {})))
+            commands.append(Send(Heartbeat(sent=now, stats=stats() if stats else {})))
         return commands
 
     def next_tick(self) -> float:

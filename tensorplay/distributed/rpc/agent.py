@@ -358,6 +358,10 @@ class Agent:
             header = msgspec.structs.replace(header, sizes=[len(frame) for frame in frames])
             payload = [memoryview(frame) for frame in frames]
             self._link.send_stream(route.dst, kind, route.id, size, wire.encode(header), payload)
+        if kind == Kind.REPLY and not self.executor.backlog:
+            self._link.pump()
+        else:
+            self._link.wake()
 
     def _reply(self, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
         # Counts first: whoever is told of a reference by the reply must be known by then.
@@ -373,6 +377,7 @@ class Agent:
         else:
             # Goes behind the request: it must not arrive first.
             self._link.send(peer.incarnation, Kind.CANCEL, id, 0)
+            self._link.wake()
 
     # What the link tells; all in its thread.
 

@@ -131,13 +131,15 @@ class Link:
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._stuck: Frames | None = None  # taken from the outbox, but the socket was full
         self._using = threading.Lock()
-        self._signalled = False
+        self._due = False  # whether the thread is to look at its duties once more
+        self._asleep = False
         self._sleeps_until = 0.0  # the thread, at most
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
         self._context: zmq.Context[Any] = zmq.Context()
         self._dealer: Dealer | None = None
+        self._poller = select.poll()
         self._connected_at = 0.0
         self._connect_again_at = math.inf
         self._leaving = False
@@ -157,16 +159,14 @@ class Link:
         self._thread.start()
 
     def send(self, dst: int, kind: Kind, id: int, size: int, *frames: Frame) -> None:
-        """Sends a message whose payload is at most one chunk."""
+        """Queues a message whose payload is at most one chunk; ``wake`` or ``pump`` sends it."""
         self._posted.append((self._outbox.post, (dst, kind, id, size, frames)))
-        self.wake()
 
     def send_stream(
         self, dst: int, kind: Kind, id: int, size: int, header: bytes, payload: Sequence[memoryview]
     ) -> None:
-        """Sends a request or reply in chunks."""
+        """Queues a request or reply that goes in chunks; ``wake`` or ``pump`` sends it."""
         self._posted.append((self._outbox.post_stream, (dst, kind, id, size, header, payload)))
-        self.wake()
 
     def consumed(self, src: int, size: int) -> None:
         """Grants ``src`` credit for bytes of its that have been dealt with."""
@@ -181,10 +181,32 @@ class Link:
 
     def wake(self) -> None:
         """Makes the thread look at its duties; never blocks."""
-        if not self._signalled:
-            self._signalled = True
+        self._due = True
+        if self._asleep:
+            self._asleep = False
             with suppress(OSError):  # full, which wakes as well, or closed
                 os.write(self._wake_in, b"\0")
+
+    def pump(self) -> None:
+        """Sends what was posted in this thread if the socket is free, else has it sent.
+
+        Never in the main thread, where a signal's handler may raise at any point and leave half
+        a message behind.
+        """
+        if threading.current_thread() is threading.main_thread() or not self._using.acquire(
+            blocking=False
+        ):
+            self.wake()
+            return
+        try:
+            if self._closed.is_set():
+                return
+            more = self._exchange()
+            due = min(self._outbox.next_tick, self._session.next_tick())
+        finally:
+            self._using.release()
+        if more or self._posted or due < self._sleeps_until:
+            self.wake()
 
     def close(self, timeout: float, reason: str = "left") -> None:
         """Sends what is waiting, says goodbye and ends the thread.
@@ -232,12 +254,13 @@ class Link:
                 if self._dealer is not None:
                     self._dealer.close()
                 self._context.term()
-                self._signalled = True  # a late wake() must not write to a file opened since
+                self._asleep = False  # a late wake() must not write to a file opened since
                 os.close(self._wake_out)
                 os.close(self._wake_in)
 
     def _turn(self) -> float:
         """Does all there is to do and returns when there will be something again."""
+        self._due = False
         self._look_after_connection()
         more = self._exchange()
         now = time.monotonic()
@@ -245,7 +268,7 @@ class Link:
             return now
         self._reconnect_if_unanswered(now)
         wanted = self._handlers.on_tick(now)
-        self._do(self._session.tick(now, self._handlers.stats()))
+        self._do(self._session.tick(now, self._handlers.stats))
         wanted = min(wanted, self._session.next_tick(), self._outbox.tick(now))
         if self._leaving:
             wanted = min(wanted, self._leave(now))
@@ -257,20 +280,19 @@ class Link:
 
     def _sleep(self, until: float) -> None:
         """Waits for a message, a wake-up or a time."""
-        assert self._dealer is not None
-        seconds = until - time.monotonic()
-        if seconds <= 0:
-            return
+        # Lets threads go on that have more to post: as long as this one has not gone to
+        # sleep, that costs them no system call, and what they post goes together.
+        time.sleep(0)
         self._sleeps_until = until
-        poller = select.poll()
-        for descriptor in (*self._dealer.descriptors(), self._wake_out):
-            poller.register(descriptor, select.POLLIN)
-        ready = poller.poll(min(seconds, 60.0) * 1000 + 0.9)
+        self._asleep = True
+        if self._due or self._posted:  # by who saw that this thread was awake
+            until = 0.0
+        seconds = max(0.0, until - time.monotonic())
+        ready = self._poller.poll(min(seconds, 60.0) * 1000 + 0.9)
+        self._asleep = False
         self._sleeps_until = 0.0
         if any(descriptor == self._wake_out for descriptor, _ in ready):
             os.read(self._wake_out, 4096)
-            # Cleared before the posted actions are run: what comes later wakes again.
-            self._signalled = False
 
     def _exchange(self) -> bool:
         """Sends what was posted and handles what has come; returns whether there may be more."""
@@ -430,3 +452,6 @@ class Link:
             session.heartbeat_timeout,
             self._keys,
         )
+        self._poller = select.poll()
+        for descriptor in (*self._dealer.descriptors(), self._wake_out):
+            self._poller.register(descriptor, select.POLLIN)
