@@ -85,8 +85,8 @@ def test_a_welcome_for_another_incarnation_is_ignored() -> None:
 
 
 def test_heartbeats_carry_the_stats(session: PeerSession) -> None:
-    assert session.tick(0.5, {"calls": 1}) == []
-    assert session.tick(1.0, {"calls": 1}) == [Send(Heartbeat(1.0, {"calls": 1}))]
+    assert session.tick(0.5, lambda: {"calls": 1}) == []
+    assert session.tick(1.0, lambda: {"calls": 1}) == [Send(Heartbeat(1.0, {"calls": 1}))]
 
 
 def test_silence_is_reported_once_and_ends_with_a_sign_of_life(session: PeerSession) -> None:

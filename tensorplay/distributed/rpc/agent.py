@@ -352,7 +352,8 @@ class Agent:
         if route.dst == self.incarnation:
             route = Route(kind, route.dst, route.src, route.id, size)
             self._complete_message(Message(route, header, frames))
-        elif size <= CHUNK_BYTES:
+            return
+        if size <= CHUNK_BYTES:
             self._link.send(route.dst, kind, route.id, size, wire.encode(header), *frames)
         else:
             header = msgspec.structs.replace(header, sizes=[len(frame) for frame in frames])

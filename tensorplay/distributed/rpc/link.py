@@ -203,6 +203,10 @@ class Link:
                 return
             more = self._exchange()
             due = min(self._outbox.next_tick, self._session.next_tick())
+        except BaseException:
+            self._closed.set()  # as a failure in the link's own thread ends it
+            self.wake()
+            raise
         finally:
             self._using.release()
         if more or self._posted or due < self._sleeps_until:
