@@ -14,7 +14,7 @@ the incarnation that the peer had; its roster replaces the peer's.
 
 Rule 3: a restarted broker learns of its peers one by one, so those that its first
 rosters lack are not gone: they are lost if they have not come back after a grace period
-of two heartbeat time-outs.
+of two heartbeat time-outs, however often this peer registers meanwhile.
 """
 
 from __future__ import annotations
@@ -250,6 +250,7 @@ class PeerSession:
             left = tuple(
                 Departure(self.peers.pop(key), clean=False, reason="gone while out of touch")
                 for key in missing
+                if key not in self._missing_until
             )
         self.peers.update(present)
         for key in present:

@@ -140,6 +140,15 @@ def test_peers_that_do_not_come_back_after_a_restart_are_lost(session: PeerSessi
     assert [gone.peer for gone in changed.left] == [OTHER]
 
 
+def test_registering_again_does_not_end_that_time(session: PeerSession) -> None:
+    session.receive(Stranger(), 10.0)
+    session.receive(welcome(broker=2), 10.0)
+    session.connected(11.0)
+    assert session.receive(welcome(broker=2), 11.0)[1] == PeersChanged()
+    [changed] = [c for c in session.tick(20.0) if isinstance(c, PeersChanged)]
+    assert [gone.peer for gone in changed.left] == [OTHER]
+
+
 def test_leaving_waits_for_the_farewell(session: PeerSession) -> None:
     assert session.leave() == [Send(Goodbye("left"))]
     assert session.receive(Farewell(), 1.0) == [Closed()]
