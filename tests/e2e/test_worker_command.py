@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -74,11 +75,20 @@ def test_ctrl_c_ends_it_like_sigterm(broker: Broker, run: Run) -> None:
     assert "Traceback" not in log
 
 
-def test_a_signal_ends_the_wait_for_a_broker(free_port: int, run: Run) -> None:
+def test_a_signal_ends_the_start(free_port: int, run: Run) -> None:
     worker = run("worker", "--broker", f"tcp://127.0.0.1:{free_port}", "--name", "w")
-    # It is ended in the middle of its start, or when it waits.
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) in (0, -signal.SIGTERM)
+
+
+def test_a_signal_ends_the_wait_for_a_broker(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.settimeout(60)
+        address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        worker = run("worker", "--broker", address, "--name", "w")
+        mute.accept()[0].close()  # it has called
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0, worker.communicate()
 
 
 def test_a_name_that_is_taken_is_an_error(broker: Broker, run: Run) -> None:

@@ -185,6 +185,8 @@ class Agent:
         Returns:
             Whether that came about.
         """
+        if not self._registered.is_set():
+            return True
         deadline = None if timeout is None else time.monotonic() + timeout
         done = self._caller.wait_idle(timeout)
         rest = None if deadline is None else max(0.0, deadline - time.monotonic())
