@@ -139,7 +139,10 @@ def decode_request(header: bytes | memoryview) -> Request:
     Raises:
         ProtocolError: If the bytes are none.
     """
-    return _decode(_request_decoder, header, "request")
+    request = _decode(_request_decoder, header, "request")
+    if request.rref is None and request.op in (Op.REMOTE, Op.FETCH):
+        raise ProtocolError(f"a request for {Op(request.op).name} names no remote reference")
+    return request
 
 
 def decode_reply(header: bytes | memoryview) -> Reply:

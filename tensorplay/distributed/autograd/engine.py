@@ -46,7 +46,7 @@ from tensorplay.distributed.autograd.passes import Gradients, Key, Pass
 from tensorplay.distributed.autograd.threads import thread
 from tensorplay.distributed.rpc import current
 from tensorplay.distributed.rpc.agent import Agent
-from tensorplay.errors import GraphLostError, OwnerLostError
+from tensorplay.errors import GraphLostError, OwnerLostError, ProtocolError
 from tensorplay.protocol.messages import Departure, PeerInfo
 
 __all__ = ["Engine", "engine", "existing_engine"]
@@ -141,7 +141,9 @@ class Engine:
         if state is _INFERENCE:
             with torch.inference_mode():
                 return [_as_inference_tensor(tensor) for tensor in tensors]
-        sent: Sent = state
+        if not isinstance(state, Sent):
+            raise ProtocolError("the reply to a call that was not recorded tells of a graph")
+        sent = state
         recorded = wire.decode_recorded(meta)
         handle = Lease(sent, recorded.graph, self._drop_later).handle()
         with (

@@ -7,9 +7,12 @@ gradient, ``PLAIN_RESULT`` if the caller must see to it that it has none, else a
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from tensorplay.distributed.autograd.modes import Autocast
+from tensorplay.errors import ProtocolError
 
 __all__ = [
     "GRAD_MODE",
@@ -21,6 +24,8 @@ __all__ = [
     "decode_recorded",
     "encode",
 ]
+
+_T = TypeVar("_T")
 
 
 class Meta(msgspec.Struct, frozen=True, array_like=True):
@@ -78,10 +83,26 @@ def encode(meta: Meta | Recorded) -> bytes:
 
 
 def decode_meta(data: bytes) -> Meta:
-    """Returns what a request's meta says."""
-    return _constants.get(data) or _meta_decoder.decode(data)
+    """Returns what a request's meta says.
+
+    Raises:
+        ProtocolError: If the bytes are none.
+    """
+    known = _constants.get(data)
+    return _decode(_meta_decoder, data) if known is None else known
 
 
 def decode_recorded(data: bytes) -> Recorded:
-    """Returns what a reply's meta says, unless it is ``PLAIN_RESULT``."""
-    return _recorded_decoder.decode(data)
+    """Returns what a reply's meta says, unless it is ``PLAIN_RESULT``.
+
+    Raises:
+        ProtocolError: If the bytes are none.
+    """
+    return _decode(_recorded_decoder, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"not what autograd tells of a call: {error}") from None

@@ -92,7 +92,7 @@ class Callee:
         job = Job(message, src, expires)
         self._rrefs.received(request.refs, src.incarnation)
         if request.op is Op.REFS:
-            changes = decode_changes(message.frames[0])
+            changes = decode_changes(message.frames[0] if message.frames else b"")
             self._rrefs.apply(src.incarnation, changes.adds, changes.releases)
             self._release(job)
             self._answer(job, Reply(Status.OK), [])
