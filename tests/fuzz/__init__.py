@@ -1,0 +1,1 @@
+"""Damaged messages: no crash, no memory without bound, no effect on other peers."""
