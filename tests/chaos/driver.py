@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from tensorplay.distributed import rpc
@@ -116,6 +117,7 @@ class Driver:
                 self._pass_time(0.1)
             self._pass_time(RECOVERY)
             self._finish()
+        (self._folder / "faults").write_bytes(msgspec.json.encode(self.result.faults))
         self.result.seconds = time.monotonic() - began
         self.result.calls = calls(self._folder)
         self.result.executed = tasks.executed(self._folder)

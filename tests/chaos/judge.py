@@ -5,8 +5,8 @@ error that fits.  What it is judged by is what the docs promise:
 
 - it ends by its deadline, the time that its own process was stopped not counted;
 - it runs at most once; if it succeeded, exactly once;
-- it ends with WorkerLostError only if one of its processes was killed, ended or was out of
-  touch for about the heartbeat time-out;
+- it ends with WorkerLostError only if one of its processes was killed, ended, cut off for about
+  the grace period or silent for about the heartbeat time-out;
 - it times out only if what was broken on its way took a good part of its time.
 """
 
@@ -21,9 +21,12 @@ from tests.chaos.records import Call, Fault
 SLACK = 2.0
 #: Seconds after a fault was mended in which its consequences may last: connections are made
 #: again after up to 2 s, and peers that a restarted broker does not know say HELLO each second.
-RECOVERY = 4.0
+RECOVERY = 2.5
 #: Kinds of fault that a peer's end follows from.
 ENDINGS = frozenset({"kill", "terminate"})
+#: Seconds of a cut link after which its peer may be given up: the broker's grace period begins
+#: when it notices, but a peer tries to connect again ever more seldom.
+CUT_SECONDS = 0.4
 #: Kinds of fault that only slow things down.
 SLOWING = frozenset({"delay", "fragment"})
 #: What a call whose worker is gone may raise.
@@ -143,7 +146,8 @@ class Judge:
             if fault.kind in SLOWING:
                 continue
             # Faults that follow each other add up: count with what came shortly before.
-            if self._together(fault) >= 0.7 * self._timeout:
+            enough = CUT_SECONDS if fault.kind == "cut" else 0.7 * self._timeout
+            if self._together(fault) >= enough:
                 return True
         return False
 
