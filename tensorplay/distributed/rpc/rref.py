@@ -346,6 +346,12 @@ class RRef(Generic[T]):
         context = self._context
         return context.closed or (self._hold is not None and self._hold.epoch != context.epoch)
 
+    def _is_lost(self) -> bool:
+        """Returns whether the object is gone with its owner."""
+        if self._entry is not None or self._is_void():
+            return False
+        return self._context.agent.peer_by_incarnation(self._owner) is None
+
     def _live_owner(self, what: str) -> PeerInfo:
         """Returns the owner, or raises why it cannot be asked."""
         if self._is_void():

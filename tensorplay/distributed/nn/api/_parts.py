@@ -44,8 +44,12 @@ class RemoteParts(ModuleShell):
 
     def _on_owner(self, function: Callable[..., T], *args: Any) -> T:
         """Has the module's owner run ``function`` on it, unseen by autograd."""
-        arguments = (self.module_rref, *args)
-        return api._call_owner(self.module_rref, function, arguments, hooks=False).wait()
+        module = self._live_module()
+        return api._call_owner(module, function, (module, *args), hooks=False).wait()
+
+    def _live_module(self) -> rpc.RRef[Module]:
+        """Returns the reference to the module, which may have to be made afresh first."""
+        return self.module_rref
 
     def get_module_rref(self) -> rpc.RRef[Module]:
         """Returns the reference to the remote module."""

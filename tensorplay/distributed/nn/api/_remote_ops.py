@@ -63,6 +63,21 @@ def _place_module(
     return _placed(_create_module(module_cls, args, kwargs, device))
 
 
+def _restore_module(
+    module_cls: Callable[..., Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: str,
+    state: Mapping[str, Any] | None,
+    training: bool,
+) -> Placement:
+    """Places a module that has the state and mode of one that was lost."""
+    module = _create_module(module_cls, args, kwargs, device)
+    if state is not None:
+        module.load_state_dict(state)
+    return _placed(module.train(training))
+
+
 def _describe_module(module_rref: rpc.RRef[Module]) -> tuple[str, bool]:
     """Returns class name and training mode of the module."""
     module: Any = module_rref.local_value()

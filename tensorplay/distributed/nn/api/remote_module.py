@@ -3,6 +3,7 @@
 remote_module    the handle: where its module is, and how it is called (this file)
 _shell           what the handle is as an nn.Module
 _remote_ops      what the module's owner runs for it
+_recovery        making the module afresh after its worker was lost
 _moving          between host memory and the module's device
 """
 
@@ -22,6 +23,7 @@ from tensorplay.distributed import rpc
 from tensorplay.distributed.nn.api import _remote_ops as ops
 from tensorplay.distributed.nn.api._moving import is_host
 from tensorplay.distributed.nn.api._parts import RemoteParts, call_unrecorded
+from tensorplay.distributed.nn.api._recovery import OnLost, Recovery, check_on_lost
 from tensorplay.distributed.nn.api._remote_ops import Placement
 from tensorplay.distributed.nn.api._shell import MODULE_TABLES
 from tensorplay.distributed.nn.jit import instantiator
@@ -29,6 +31,7 @@ from tensorplay.distributed.nn.jit.instantiator import CallTarget
 from tensorplay.distributed.remote_device import _remote_device
 from tensorplay.distributed.rpc import api
 from tensorplay.distributed.rpc.internal import _internal_rpc_pickler
+from tensorplay.errors import ConfigError
 
 __all__ = ["RemoteModule", "interface"]
 
@@ -95,6 +98,7 @@ class _RemoteModule(RemoteParts):
         args: See ``RemoteModule``.
         kwargs: See ``RemoteModule``.
         _module_interface_cls: A class marked with ``interface``; None takes any arguments.
+        on_lost: See ``RemoteModule``.
 
     Attributes:
         on: Name or rank of the worker, as it was given.
@@ -105,6 +109,10 @@ class _RemoteModule(RemoteParts):
         module_rref: Refers to the module.
     """
 
+    # Not in __dict__: it does not travel with the handle.
+    __slots__ = ("_recovery",)
+
+    _recovery: Recovery | None  # where the module can be made afresh
     on: str | int
     is_device_map_set: bool
     is_scriptable: bool
@@ -117,10 +125,14 @@ class _RemoteModule(RemoteParts):
         args: tuple[Any, ...] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         _module_interface_cls: type | None = None,
+        *,
+        on_lost: OnLost = "raise",
     ) -> None:
         super().__init__()
-        self._init_template(_module_interface_cls, self._prepare_init(remote_device))
         arguments = tuple(args or ()), dict(kwargs or {})
+        if check_on_lost(on_lost) == "recreate":
+            self._recovery = Recovery(module_cls, *arguments)
+        self._init_template(_module_interface_cls, self._prepare_init(remote_device))
         self._adopt(
             call_unrecorded(self.on, ops._place_module, module_cls, *arguments, self.device)
         )
@@ -183,6 +195,37 @@ class _RemoteModule(RemoteParts):
         """Compiles the module on its worker; the arguments are those of ``torch.compile``."""
         self._on_owner(ops._compile, args, kwargs)
 
+    # Making it afresh.
+
+    def checkpoint(self) -> None:
+        """Takes a copy of the module's state, from which it is made afresh if it is lost.
+
+        The copy replaces that of the last time. It is kept in this process's memory, and does
+        not travel with the handle. Hooks of this handle do not run.
+
+        Raises:
+            ConfigError: If the handle was not made with ``on_lost="recreate"``.
+        """
+        recovery = self._own_recovery()
+        if recovery is None:
+            raise ConfigError(
+                f"{self!r} keeps no checkpoints: it was not made here with on_lost='recreate'. Use "
+                "remote_state_dict() to read its state"
+            )
+        recovery.state = self._on_owner(ops._save_state, False)
+
+    def _live_module(self) -> rpc.RRef[Module]:
+        recovery = self._own_recovery()
+        if recovery is not None and self.module_rref._is_lost():
+            with recovery.lock:
+                if self.module_rref._is_lost():  # no other thread was quicker
+                    placement = recovery.make(self.module_rref, self.device, self.training)
+                    self.module_rref, self._module_type, self.training = placement
+        return self.module_rref
+
+    def _own_recovery(self) -> Recovery | None:
+        return getattr(self, "_recovery", None)
+
     # Making.
 
     def _prepare_init(self, remote_device: str | torch.device) -> bool:
@@ -227,6 +270,8 @@ class _RemoteModule(RemoteParts):
         return handle
 
     def _install_generated_methods(self) -> None:
+        if self._own_recovery() is not None:
+            return  # its methods look each time where the module is
         for method in self.generated_methods:
             name = method.__name__
             if getattr(type(self), name) is getattr(_RemoteModule, name):  # not overridden
@@ -234,7 +279,7 @@ class _RemoteModule(RemoteParts):
 
     def _generated(self, name: str) -> functools.partial[Any]:
         method = next(method for method in self.generated_methods if method.__name__ == name)
-        target = CallTarget(self.module_rref, self.device, self.is_device_map_set)
+        target = CallTarget(self._live_module(), self.device, self.is_device_map_set)
         return functools.partial(method, target)
 
     def _check_attribute_picklability(self) -> None:
@@ -267,9 +312,17 @@ class RemoteModule(_RemoteModule):
         module_cls: The class, or any callable that returns the module.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
+        on_lost: What becomes of this handle when its worker is lost. With ``"raise"`` its uses
+            raise ``OwnerLostError`` for good. With ``"recreate"`` the next use waits, as long
+            as a call may take, for a worker of that name to come back, and makes the module
+            afresh there: from the constructor's arguments and the state that the last
+            ``checkpoint()`` took. A call that was in flight raises ``WorkerLostError`` all the
+            same. Handles that other processes got, and references to the lost module, to its
+            parts and parameters stay lost.
 
     Raises:
         AssertionError: If RPC is not initialized.
+        ConfigError: If ``on_lost`` is another value.
         ValueError: If there is no such worker or device, or what was made is no module.
         Exception: Whatever the constructor raised on the worker.
     """
@@ -280,8 +333,10 @@ class RemoteModule(_RemoteModule):
         module_cls: Callable[..., Module],
         args: tuple[Any, ...] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        *,
+        on_lost: OnLost = "raise",
     ) -> None:
-        super().__init__(remote_device, module_cls, args, kwargs)
+        super().__init__(remote_device, module_cls, args, kwargs, on_lost=on_lost)
 
 
 def _remote_module_receiver(
