@@ -1,35 +1,48 @@
-# The broker alone: no torch, no compiler, no root.
+# The broker alone: no torch, no compiler, no root, and nothing that it writes.
 #
 #   docker build -f docker/broker.Dockerfile -t tensorplay-broker .
-#   docker run -p 127.0.0.1:5555:5555 -e TENSORPLAY_INSECURE=1 tensorplay-broker
+#   docker run --read-only -p 127.0.0.1:5555:5555 -e TENSORPLAY_INSECURE=1 tensorplay-broker
 #
 # Inside a container the broker must listen to other hosts, and it refuses to until it is told,
 # by TENSORPLAY_INSECURE=1, that all who can reach it are trusted: see SECURITY.md.
 
 # Any image with python3 (3.10 or newer), its venv and pip.
-ARG BASE=python:3.12-slim-bookworm
+ARG BASE=docker.io/library/python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
+# Byte code is written below, and depends on what is in a file, not on when it was written.
+ENV PIP_BUILD_CONSTRAINT=/source/constraints.txt \
+    PIP_CONSTRAINT=/source/constraints.txt \
+    PIP_NO_CACHE_DIR=1 \
+    PYTHONDONTWRITEBYTECODE=1
 WORKDIR /source
 RUN python3 -m venv /opt/tensorplay
 COPY constraints.txt ./
-# What the broker imports. The wheel's own list of dependencies has torch, for the workers.
-RUN /opt/tensorplay/bin/pip install --no-cache-dir -c constraints.txt click msgspec pyzmq
+# What the broker and the commands that ask it import, in the versions that are tested. The
+# package's own list of dependencies has torch, for the workers. The secret "pip" is a pip.conf.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/tensorplay/bin/python -m pip install --no-compile click msgspec pyzmq rich
 COPY . .
-RUN /opt/tensorplay/bin/pip install --no-cache-dir --no-deps . \
-    && /opt/tensorplay/bin/python -m tensorplay.broker --version \
-    && /opt/tensorplay/bin/python -m pip uninstall --yes pip
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/tensorplay/bin/python -m pip install --no-compile --no-deps . \
+    && /opt/tensorplay/bin/python -m pip uninstall --yes --quiet pip \
+    && python3 -m compileall -qf --invalidation-mode unchecked-hash /opt/tensorplay/lib \
+    && /opt/tensorplay/bin/python -m tensorplay.broker --version
 
 FROM ${BASE}
+ARG REVISION=unknown
 LABEL org.opencontainers.image.title="tensorplay broker" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.description="Passes on the calls between clients and workers" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/tensorplay /opt/tensorplay
-ENV TENSORPLAY_BIND=tcp://0.0.0.0:5555 \
+ENV PATH=/opt/tensorplay/bin:${PATH} \
+    TENSORPLAY_BIND=tcp://0.0.0.0:5555 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 EXPOSE 5555
-HEALTHCHECK --interval=10s --timeout=3s --start-period=5s CMD ["/opt/tensorplay/bin/python", "-c", \
-    "import socket; socket.create_connection(('127.0.0.1', 5555), 2).close()"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
+    CMD ["python", "-m", "tensorplay.broker", "--check"]
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["/opt/tensorplay/bin/python", "-m", "tensorplay.broker"]
+ENTRYPOINT ["python", "-m", "tensorplay.broker"]
