@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 from urllib.parse import urlsplit
 
 from tensorplay.errors import ConfigError
@@ -78,6 +79,10 @@ class BrokerConfig:
         for name in ("max_message_bytes", "queue_bytes", "max_peers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def public(self) -> dict[str, Any]:
+        """Returns the options that everybody may know who may see the status."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
 
     def _check_endpoint(self, endpoint: str) -> None:
         if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tensorplay.broker.history import Rates
 from tensorplay.protocol.messages import FIRST_RANKLESS_ID, Departure, PeerInfo
 
 #: Departures that a namespace remembers, so that late messages get a telling answer.
@@ -40,7 +41,9 @@ class Peer:
         last_heard: When its last message came.
         received: What it has sent.
         sent: What was passed on to it.
+        sent_to: What it has sent, by the incarnation of the receiver.
         stats: What its last heartbeat told of it.
+        rates: What it does a second.
         next_complaint: When it may be told of a malformed message again.
         gone_at: When it counts as lost, if it is away and does not come back.
         away: Why it is away, one sentence for people.
@@ -55,11 +58,19 @@ class Peer:
     last_heard: float
     received: Traffic = field(default_factory=Traffic)
     sent: Traffic = field(default_factory=Traffic)
+    sent_to: dict[int, Traffic] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
     next_complaint: float = float("-inf")
     gone_at: float = float("inf")
     away: str = ""
     key: str = ""
+
+    def forget_the_gone(self) -> None:
+        """Lets go of the counts of receivers that are not here any more."""
+        here = self.namespace.by_incarnation
+        if len(self.sent_to) > len(here):
+            self.sent_to = {key: sent for key, sent in self.sent_to.items() if key in here}
 
     def __str__(self) -> str:
         info = self.info

@@ -242,15 +242,19 @@ class Broker:
         return not self._state.registry or time.monotonic() >= self._empty_by
 
     def _turn(self, poller: select.poll) -> None:
+        began = time.monotonic()
         if not self._receive() and not self._done():
             # Nothing may be done to the socket between the last look and the wait: the
             # descriptor tells of a change once.
             for descriptor, _ in poller.poll(self._wait_seconds() * 1000):
                 if descriptor == self._wake_out:
                     os.read(self._wake_out, 4096)
+            began = time.monotonic()
         self._retry()
         now = time.monotonic()
+        self._state.health.turn(now - began)
         if now >= self._state.next_tick():
+            self._state.health.sample(now)
             self._handle(Tick(), now)
 
     def _wait_seconds(self) -> float:

@@ -45,13 +45,18 @@ from tensorplay.broker.events import (
     Send,
     Unreachable,
 )
-from tensorplay.broker.registry import Namespace, Peer, Registry
+from tensorplay.broker.health import Health
+from tensorplay.broker.history import Counts, History
+from tensorplay.broker.operators import Operators
+from tensorplay.broker.registry import Namespace, Peer, Registry, Traffic
 from tensorplay.broker.status import snapshot
 from tensorplay.errors import ProtocolError
 from tensorplay.keys import Grant, KeyRole
 from tensorplay.protocol import wire
 from tensorplay.protocol.messages import (
     PROTOCOL_VERSION,
+    Answer,
+    Ask,
     Control,
     Departure,
     Farewell,
@@ -81,6 +86,8 @@ _UNNUMBERED = frozenset({Kind.CREDIT, Kind.SYNC})
 COMPLAINT_SECONDS = 0.5
 #: Connections that may wait for another one of their peer to be gone.
 _MAX_WAITING = 8
+#: Failed calls that are taken from one heartbeat.
+_MAX_ERRORS = 16
 #: Unknown connections of which it is remembered that they were told so.
 _MAX_STRANGERS = 4096
 
@@ -111,6 +118,9 @@ class BrokerState:
         self.grants = grants
         self.addresses: tuple[str, ...] = ()
         self.registry = Registry()
+        self.operators = Operators(self.registry)
+        self.history = History()
+        self.health = Health()
         self.counters: Counter[str] = Counter()
         self.versions = {"tensorplay": __version__, "python": platform.python_version()}
         self._next_beat = now + config.heartbeat_interval
@@ -128,7 +138,7 @@ class BrokerState:
         if isinstance(event, Reachable):
             return self._settle(event.identity, now)
         if isinstance(event, Overflowed):
-            return self._overflowed(event.forward)
+            return self._overflowed(event.forward, now)
         return self._tick(now)
 
     def next_tick(self) -> float:
@@ -162,12 +172,16 @@ class BrokerState:
         if isinstance(message, StatusRequest):
             return [_send(identity, Status(self._status(event.key, now)))]
         if isinstance(message, Goodbye):
-            return self._goodbye(identity, peer, message)
+            return self._goodbye(identity, peer, message, now)
         if isinstance(message, Heartbeat):
             if peer is None:
                 return self._stranger(identity, now)
-            peer.stats = message.stats
+            self._beat(peer, message, now)
             return []
+        if isinstance(message, Ask):
+            return self._ask(identity, message, event.key, now)
+        if isinstance(message, Answer):
+            return [] if peer is None else self.operators.answered(peer, message)
         return self._malformed(event, peer, f"{type(message).__name__} is not for a broker", now)
 
     def _route(
@@ -195,6 +209,10 @@ class BrokerState:
             return self._away(identity, receiver, route)
         peer.received.add(size)
         receiver.sent.add(size)
+        traffic = peer.sent_to.get(route.dst)
+        if traffic is None:
+            traffic = peer.sent_to[route.dst] = Traffic()
+        traffic.add(size)
         return [Forward(receiver.identity, identity, route, size)]
 
     def _gone(self, sender: Peer, route: Route) -> list[Command]:
@@ -215,7 +233,7 @@ class BrokerState:
         text = f"peer {receiver.info.name!r} is away: {receiver.away}"
         return [_undeliverable(sender, route, "away", text)]
 
-    def _overflowed(self, forward: Forward) -> list[Command]:
+    def _overflowed(self, forward: Forward, now: float) -> list[Command]:
         self.counters["full"] += 1
         sender = self.registry.by_identity.get(forward.sender)
         receiver = self.registry.by_identity.get(forward.identity)
@@ -229,6 +247,7 @@ class BrokerState:
             f"peer {name!r} reads too slowly: {self.config.queue_bytes} bytes (--queue-bytes) "
             "wait for it in the broker already"
         )
+        self._note(now, "full", sender, text)
         return [_undeliverable(forward.sender, forward.route, "full", text)]
 
     def _malformed(
@@ -254,6 +273,7 @@ class BrokerState:
             return []
         if peer.next_complaint == float("-inf"):
             _log.warning("dropped a message of peer %s: %s", peer, text)
+        self._note(now, "malformed", peer, text)
         peer.next_complaint = now + COMPLAINT_SECONDS
         return [_send(peer.identity, Undeliverable(0, 0, 0, "malformed", text))]
 
@@ -274,22 +294,22 @@ class BrokerState:
     def _hello(self, identity: bytes, hello: Hello, key: str, now: float) -> list[Command]:
         refusal = admission.check(hello) or self._check_key(hello, key)
         if refusal is not None:
-            return self._refuse(identity, hello, refusal)
+            return self._refuse(identity, hello, refusal, now)
         namespace = self.registry.namespace(hello.namespace)
         known = namespace.by_incarnation.get(hello.incarnation)
         current = self.registry.by_identity.get(identity)
         if current is not None and current is not known:
             text = f"this connection is registered as {current}; say GOODBYE first"
-            return self._refuse(identity, hello, admission.refused("invalid", text))
+            return self._refuse(identity, hello, admission.refused("invalid", text), now)
         if known is not None:
             return self._resume(identity, hello, known, key, now)
         refusal = admission.check_world(hello, namespace)
         if refusal is not None:
-            return self._refuse(identity, hello, refusal)
+            return self._refuse(identity, hello, refusal, now)
         holder = admission.holder(hello, namespace)
         if holder is not None and holder.identity is None:
             departure = Departure(holder.info, clean=False, reason=holder.away)
-            return [*self._remove(holder, departure), *self._hello(identity, hello, key, now)]
+            return [*self._remove(holder, departure, now), *self._hello(identity, hello, key, now)]
         if holder is not None:
             return self._claim(identity, hello, key, holder, now)
         return self._register(identity, hello, namespace, key, now)
@@ -307,7 +327,7 @@ class BrokerState:
     ) -> list[Command]:
         if hello.name != peer.info.name or key != peer.key:
             text = f"incarnation {hello.incarnation} is registered as {peer}"
-            return self._refuse(identity, hello, admission.refused("invalid", text))
+            return self._refuse(identity, hello, admission.refused("invalid", text), now)
         if peer.identity not in (identity, None) and not key:
             # Everybody in the namespace knows its incarnation.
             return self._claim(identity, hello, key, peer, now)
@@ -328,11 +348,11 @@ class BrokerState:
     ) -> list[Command]:
         if len(self.registry) >= self.config.max_peers:
             text = f"the broker has its limit of {self.config.max_peers} peers (--max-peers)"
-            return self._refuse(identity, hello, admission.refused("full", text))
+            return self._refuse(identity, hello, admission.refused("full", text), now)
         number = admission.choose_id(hello, namespace)
         if number is None:
             text = f"all ranks of the world of size {hello.world_size} are taken"
-            return self._refuse(identity, hello, admission.refused("world-size", text))
+            return self._refuse(identity, hello, admission.refused("world-size", text), now)
         info = PeerInfo(
             hello.name,
             number,
@@ -349,6 +369,7 @@ class BrokerState:
         self.registry.add(peer)
         self._strangers.pop(identity, None)
         self.counters["joined"] += 1
+        self._note(now, "joined", peer, f"joined from {info.host or '?'}, pid {info.pid}")
         _log.info("peer %s joined namespace %r", peer, namespace.name)
         namespace.forget_refusals()
         late = [identity] if hello.world_size and namespace.refusals else []
@@ -376,8 +397,12 @@ class BrokerState:
             ),
         )
 
-    def _refuse(self, identity: bytes, hello: Hello, refusal: Refused) -> list[Command]:
+    def _refuse(self, identity: bytes, hello: Hello, refusal: Refused, now: float) -> list[Command]:
         self.counters["refused"] += 1
+        name, where = hello.name[: admission.MAX_NAME], hello.namespace[: admission.MAX_NAME]
+        self.history.note(
+            now, "refused", _printable(where), _printable(name), _printable(refusal.text)
+        )
         _log.warning("refused %r: %s", hello.name[: admission.MAX_NAME], refusal.text)
         waiting = []
         if hello.world_size:
@@ -411,7 +436,7 @@ class BrokerState:
         role = KeyRole.BOTH if grant is None else grant.role
         return role.calls, role.serves
 
-    def _cut_off(self) -> list[Command]:
+    def _cut_off(self, now: float) -> list[Command]:
         """Removes the peers whose keys do not let them be what they are any more."""
         if self.grants is None:
             return []
@@ -425,7 +450,8 @@ class BrokerState:
                 if peer.identity is not None:
                     refusal = admission.refused("key", f"{peer} was removed: {reason}")
                     commands.append(_send(peer.identity, refusal))
-                commands += self._remove(peer, Departure(peer.info, clean=False, reason=reason))
+                departure = Departure(peer.info, clean=False, reason=reason)
+                commands += self._remove(peer, departure, now)
         return commands
 
     def _settle(self, identity: bytes, now: float) -> list[Command]:
@@ -447,16 +473,74 @@ class BrokerState:
                     waiting[claimant] = hello, key
                 commands += self._stranger(claimant, now, f"{holder} has another connection")
             else:
-                commands += self._refuse(claimant, hello, admission.taken(hello, holder))
+                commands += self._refuse(claimant, hello, admission.taken(hello, holder), now)
         return commands
+
+    # Operators, and what is told to them.
+
+    def _ask(self, identity: bytes, ask: Ask, key: str, now: float) -> list[Command]:
+        refusal = self._check_ask(ask, key)
+        if refusal:
+            return [_send(identity, Answer(ask.id, error=refusal))]
+        commands, peer = self.operators.ask(identity, ask, now)
+        if peer is not None and ask.what == "kill":
+            departure = Departure(peer.info, clean=False, reason="killed by an operator")
+            commands += self._remove(peer, departure, now)
+        return commands
+
+    def _check_ask(self, ask: Ask, key: str) -> str:
+        """Returns why a key may not ask something of a peer; nothing if it may.
+
+        Whoever may call a worker may run any code there, so it may end it, too.  A peer that
+        nobody may call is ended only with a key that may take its name.
+        """
+        if self.grants is None or not ask.name:
+            return ""
+        grant = self.grants().get(key)
+        if grant is None or not grant.sees(ask.namespace) or not grant.role.calls:
+            return f"this key may not ask anything of peers in namespace {ask.namespace!r}"
+        peer = self.registry.namespace(ask.namespace).by_name.get(ask.name)
+        if peer is None or peer.info.serves or grant.covers(ask.name, ask.namespace):
+            return ""
+        return f"this key may not ask anything of {ask.name!r}, which serves no calls"
+
+    def _beat(self, peer: Peer, heartbeat: Heartbeat, now: float) -> None:
+        if heartbeat.stats:  # none go with errors, which wait for no beat
+            peer.stats = heartbeat.stats
+        for text in heartbeat.errors[:_MAX_ERRORS]:
+            self._note(now, "error", peer, _printable(text))
+
+    def _note(self, now: float, kind: str, peer: Peer, text: str) -> None:
+        self.history.note(now, kind, peer.namespace.name, peer.info.name, text)
+
+    def _sample(self, now: float) -> None:
+        peers = [peer for namespace in self.registry.namespaces.values() for peer in namespace]
+        for peer in peers:
+            peer.forget_the_gone()
+            came, went, stats = peer.received, peer.sent, peer.stats
+            peer.rates.add(
+                now,
+                Counts(
+                    came.messages,
+                    came.bytes,
+                    went.messages,
+                    went.bytes,
+                    stats.get("calls_made", 0.0),
+                    stats.get("calls_served", 0.0),
+                ),
+            )
+        figures = ((peer.rates, peer.stats) for peer in peers)
+        self.history.sample(now, figures, self.health.loop_latency)
 
     # Going.
 
-    def _goodbye(self, identity: bytes, peer: Peer | None, goodbye: Goodbye) -> list[Command]:
+    def _goodbye(
+        self, identity: bytes, peer: Peer | None, goodbye: Goodbye, now: float
+    ) -> list[Command]:
         if peer is None:
             return [_send(identity, Farewell())]
         departure = Departure(peer.info, clean=True, reason=_printable(goodbye.reason))
-        return [_send(identity, Farewell()), *self._remove(peer, departure)]
+        return [_send(identity, Farewell()), *self._remove(peer, departure, now)]
 
     def _unreachable(self, event: Unreachable, now: float) -> list[Command]:
         self._strangers.pop(event.identity, None)
@@ -472,11 +556,14 @@ class BrokerState:
         """Removes the peers that were away for too long."""
         commands: list[Command] = []
         for peer in [peer for peer in self.registry.away if now >= peer.gone_at]:
-            commands += self._remove(peer, Departure(peer.info, clean=False, reason=peer.away))
+            departure = Departure(peer.info, clean=False, reason=peer.away)
+            commands += self._remove(peer, departure, now)
         return commands
 
-    def _remove(self, peer: Peer, departure: Departure) -> list[Command]:
-        self.counters["left" if departure.clean else "lost"] += 1
+    def _remove(self, peer: Peer, departure: Departure, now: float) -> list[Command]:
+        how = "left" if departure.clean else "lost"
+        self.counters[how] += 1
+        self._note(now, how, peer, departure.reason)
         _log.log(
             logging.INFO if departure.clean else logging.WARNING,
             "peer %s left namespace %r: %s",
@@ -489,7 +576,10 @@ class BrokerState:
         self.registry.remove(peer)
         peer.namespace.remember(departure)
         peer.namespace.forget_refusals()
-        return _send_all(_reachable(peer.namespace), Roster(left=[departure]))
+        return [
+            *_send_all(_reachable(peer.namespace), Roster(left=[departure])),
+            *self.operators.lost(peer, departure.reason),
+        ]
 
     # Time.
 
@@ -498,9 +588,10 @@ class BrokerState:
             return self._expire(now)
         self._next_beat = now + self.config.heartbeat_interval
         self._strangers = {key: until for key, until in self._strangers.items() if now < until}
+        self._sample(now)
         header = self._heartbeat(now)
         probes = [Probe(identity, header) for identity in self.registry.by_identity]
-        return [*self._expire(now), *self._cut_off(), *probes]
+        return [*self._expire(now), *self._cut_off(now), *probes]
 
     def _heartbeat(self, now: float) -> bytes:
         return wire.encode(Heartbeat(sent=now))

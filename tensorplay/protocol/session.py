@@ -26,6 +26,8 @@ from enum import Enum
 import msgspec
 
 from tensorplay.protocol.messages import (
+    Answer,
+    Ask,
     Control,
     Departure,
     Farewell,
@@ -109,7 +111,31 @@ class Closed:
     """Command: the session has ended cleanly."""
 
 
-Command = Send | Registered | Rejected | PeersChanged | BrokerLost | NotDelivered | Closed
+@dataclass(frozen=True)
+class Asked:
+    """Command: tell the owner what an operator asks of it; it sends an ``Answer``."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Command: tell the owner of the broker's answer to an ``Ask`` of its own."""
+
+    answer: Answer
+
+
+Command = (
+    Send
+    | Registered
+    | Rejected
+    | PeersChanged
+    | BrokerLost
+    | NotDelivered
+    | Closed
+    | Asked
+    | Answered
+)
 
 
 @dataclass
@@ -158,6 +184,10 @@ class PeerSession:
             return [Rejected(message)]
         if isinstance(message, Undeliverable):
             return [NotDelivered(message)]
+        if isinstance(message, Ask):
+            return [Asked(message)]
+        if isinstance(message, Answer):
+            return [Answered(message)]
         if isinstance(message, Farewell) and self.state is State.LEAVING:
             self.state = State.CLOSED
             return [Closed()]

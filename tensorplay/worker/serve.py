@@ -25,6 +25,9 @@ _log = logging.getLogger("tensorplay.worker")
 _JOINED = object()
 _END = object()
 
+#: Exit code of a worker that an operator has killed.
+KILLED = 137
+
 #: Seconds that a worker which is told to end has to finish its registration.
 _MOMENT = 0.5
 
@@ -79,7 +82,8 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
     """Runs a worker in this process until SIGTERM, SIGINT or the end of its registration.
 
     Calls under way are finished first, within the limit; a second signal ends the process
-    at once.
+    at once. An operator's orders do the same: ``drain`` as the first signal, ``kill`` as the
+    second.
 
     Args:
         config: What the worker is told.
@@ -127,6 +131,8 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
     agent = rpc._get_current_rpc_agent()
     if first is not _END:
         agent.on_end(lambda: news.put(_END))
+        agent.orders.on("drain", lambda arguments: news.put(_END) or {})
+        agent.orders.on("kill", lambda arguments: os._exit(KILLED))
         ready(rpc.get_worker_info())
         for module in config.imports:  # after the registration: loading may take long
             importlib.import_module(module)

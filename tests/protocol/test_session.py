@@ -6,6 +6,8 @@ import pytest
 
 from tensorplay.protocol.messages import (
     PROTOCOL_VERSION,
+    Answer,
+    Ask,
     Departure,
     Farewell,
     Goodbye,
@@ -22,6 +24,8 @@ from tensorplay.protocol.messages import (
 from tensorplay.protocol.session import (
     HELLO_INTERVAL,
     MAX_HELLO_INTERVAL,
+    Answered,
+    Asked,
     BrokerLost,
     Closed,
     NotDelivered,
@@ -87,6 +91,12 @@ def test_a_welcome_for_another_incarnation_is_ignored() -> None:
 def test_heartbeats_carry_the_stats(session: PeerSession) -> None:
     assert session.tick(0.5, lambda: {"calls": 1}) == []
     assert session.tick(1.0, lambda: {"calls": 1}) == [Send(Heartbeat(1.0, {"calls": 1}))]
+
+
+def test_questions_and_answers_are_handed_on(session: PeerSession) -> None:
+    ask, answer = Ask(3, "ping"), Answer(4, b'{"time":1}')
+    assert session.receive(ask, 0.5) == [Asked(ask)]
+    assert session.receive(answer, 0.5) == [Answered(answer)]
 
 
 def test_silence_is_reported_once_and_ends_with_a_sign_of_life(session: PeerSession) -> None:

@@ -14,6 +14,7 @@ a pool of the caller's.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import platform
@@ -37,7 +38,9 @@ from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message
 from tensorplay.distributed.rpc.link import Link
+from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions, WorkerInfo
+from tensorplay.distributed.rpc.orders import Orders
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import RRefContext
 from tensorplay.distributed.rpc.shm import SharedMemory
@@ -53,7 +56,10 @@ from tensorplay.protocol.calls import Op, Reply, Request
 from tensorplay.protocol.messages import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
+    Answer,
+    Ask,
     Departure,
+    Heartbeat,
     Hello,
     Kind,
     PeerInfo,
@@ -73,6 +79,8 @@ _log = logging.getLogger(__name__)
 READ_SECONDS = 2.0
 #: Seconds between two looks for threads that wait unseen.
 RELIEF_SECONDS = 0.1
+#: Seconds between two messages that tell the broker of calls that have raised.
+_ERRORS_SECONDS = 1.0
 
 
 class Agent:
@@ -107,6 +115,12 @@ class Agent:
         self.roster = PeerRoster(world_size or 0)
         self.executor = Executor(options.num_worker_threads, f"tensorplay-{name}")
         self.collectives = Collectives()
+        self.meters = Meters()
+        self.orders = Orders()
+        self.orders.on("kill", self._killed)
+        self._next_errors = 0.0
+        self._questions: dict[int, Future[dict[str, Any]]] = {}
+        self._question_ids = itertools.count(1)
         self._registered = threading.Event()
         self.failure: BaseException | None = None
         self._end_callbacks: list[Callable[[], None]] = []
@@ -130,6 +144,7 @@ class Agent:
             self._dispatch,
             self._send_cancel,
             self.shared.leases_for,
+            self.meters,
         )
         hello = Hello(
             protocol=PROTOCOL_VERSION,
@@ -340,6 +355,8 @@ class Agent:
             )
         if self._closed:
             raise NotInitializedError("RPC has been shut down: call init_rpc first")
+        if self.failure is not None:
+            raise RegistrationError(f"this process is not registered any more: {self.failure}")
 
     def _dispatch(self, route: Route, header: Request | Reply, frames: Sequence[Frame]) -> None:
         """Sends a request or reply, or hands it to this process itself."""
@@ -398,6 +415,7 @@ class Agent:
                 self._reply,
                 self._link.consumed,
                 self.shared,
+                self.meters,
             )
         self._registered.set()
 
@@ -442,6 +460,37 @@ class Agent:
             )
         return f" Something answered, but ended the connection in the handshake: {what}."
 
+    def on_asked(self, ask: Ask) -> None:
+        """An operator asks something of this process."""
+        answer = self.orders.answer(ask)
+        if ask.id:
+            self._link.tell(answer)
+
+    def on_answered(self, answer: Answer) -> None:
+        """The broker has answered a question of this process."""
+        question = self._questions.pop(answer.id, None)
+        if question is None:
+            return
+        if answer.error:
+            question.set_exception(BrokerError(answer.error))
+        else:
+            question.set_result(msgspec.json.decode(answer.json))
+
+    def ask_broker(self, what: str) -> Future[dict[str, Any]]:
+        """Asks the broker itself; the question or the answer may be lost."""
+        number = next(self._question_ids)
+        future = self._questions[number] = Future()
+        self._link.tell(Ask(number, what))
+        return future
+
+    def _killed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """An operator ends the registration; workers end their process instead."""
+        self.on_rejected(
+            Refused(PROTOCOL_VERSION, "killed", "an operator has ended this peer's registration")
+        )
+        self._link.stop()
+        return {}
+
     def on_broker_lost(self, silent_for: float) -> None:
         """The broker is silent."""
         _log.warning("the broker at %s is silent for %.1f s", self.address, silent_for)
@@ -467,7 +516,7 @@ class Agent:
 
     def on_tick(self, now: float) -> float:
         """Fails calls that have run out of time; keeps the pools and counts going."""
-        wanted = self._caller.expire(now)
+        wanted = min(self._caller.expire(now), self._tell_errors(now))
         self._caller.flush_refs()
         hooks.current().flush()
         self.shared.trim(now)
@@ -490,7 +539,17 @@ class Agent:
             **self.rrefs.stats(),
             **self.shared.stats(),
             **hooks.current().stats(),
+            **self.meters.stats(),
         }
+
+    def _tell_errors(self, now: float) -> float:
+        """Tells the broker which calls have raised; returns when to look again."""
+        if not self.meters.errors:
+            return float("inf")
+        if now >= self._next_errors:
+            self._next_errors = now + _ERRORS_SECONDS
+            self._link.tell(Heartbeat(now, errors=self.meters.take_errors()))
+        return self._next_errors
 
     def _complete_message(self, message: Message) -> None:
         src = self.roster.get(message.route.src)

@@ -14,6 +14,7 @@ import torch
 from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception, shm
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.inbound import Frame, Message
+from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.rref_context import RRefContext
 from tensorplay.distributed.rpc.shm import SharedMemory
 from tensorplay.errors import AsyncResultError, BrokerError, RpcTimeoutError
@@ -33,13 +34,15 @@ class Job:
     Attributes:
         message: The request.
         src: Who asks.
-        expires: When the caller stops waiting, by this process's clock.
+        began: When it has come, by this process's clock.
+        expires: When the caller stops waiting, by the same clock.
         cancelled: Whether the caller has said that it does not want the result.
         execution: What autograd keeps of the call while it runs.
     """
 
     message: Message
     src: PeerInfo
+    began: float
     expires: float
     cancelled: bool = False
     execution: hooks.Execution | None = None
@@ -61,6 +64,7 @@ class Callee:
         reply: Sends a reply: route, header, payload frames.
         consumed: Grants a sender credit for so many bytes.
         shared: The memory that this process shares with others.
+        meters: Where durations and failures are counted.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Callee:
         reply: Callable[[Route, Reply, Sequence[Frame]], None],
         consumed: Callable[[int, int], None],
         shared: SharedMemory,
+        meters: Meters,
     ) -> None:
         self._me = me
         self._rrefs = rrefs
@@ -78,6 +83,7 @@ class Callee:
         self._send_reply = reply
         self._consumed = consumed
         self._shared = shared
+        self._meters = meters
         self._jobs: dict[tuple[int, int], Job] = {}
         self._drained = threading.Condition()
 
@@ -88,8 +94,8 @@ class Callee:
         """Takes a request; never blocks and runs no user code."""
         request = message.header
         assert isinstance(request, Request)
-        expires = time.monotonic() + request.timeout if request.timeout else float("inf")
-        job = Job(message, src, expires)
+        now = time.monotonic()
+        job = Job(message, src, now, now + request.timeout if request.timeout else float("inf"))
         self._rrefs.received(request.refs, src.incarnation)
         if request.op is Op.REFS:
             changes = decode_changes(message.frames[0] if message.frames else b"")
@@ -235,7 +241,8 @@ class Callee:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         request = job.request
-        _log.warning("a call of %r raised", job.src.name, exc_info=error)
+        _log.warning("call %d of %r raised", job.message.route.id, job.src.name, exc_info=error)
+        self._meters.error(job.src.name, f"{type(error).__name__}: {error}")
         if job.execution is not None:
             job.execution.failed()
         if request.op is Op.REMOTE and request.rref is not None:
@@ -259,6 +266,7 @@ class Callee:
 
     def _done(self, job: Job) -> None:
         with self._drained:
+            self._meters.served.add(time.monotonic() - job.began)
             self._jobs.pop((job.src.incarnation, job.message.route.id), None)
             if not self._jobs:
                 self._drained.notify_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.inbound import Frame, Message
+from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import Exporter, RRefContext
@@ -26,6 +28,8 @@ from tensorplay.protocol.refs import Adds, Releases, RRefKey
 
 #: Threads that decode replies which nobody waits for and run the callbacks of futures.
 COMPLETION_THREADS = 4
+#: Name of the calls that tell an owner of references; they are not the user's.
+_COUNTS = "reference counts"
 
 
 class Caller:
@@ -40,6 +44,7 @@ class Caller:
         dispatch: Sends a request: route, header, payload frames.
         cancel: Tells a callee that a request's result is not wanted any more.
         leases_for: Returns what gives memory that a peer shares, if it does.
+        meters: Where durations are counted.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Caller:
         dispatch: Callable[[Route, Request, Sequence[Frame]], None],
         cancel: Callable[[PeerInfo, int], None],
         leases_for: Callable[[PeerInfo], Leases | None],
+        meters: Meters,
     ) -> None:
         self.rpc_timeout = options.rpc_timeout
         self.completions = Executor(COMPLETION_THREADS, f"tensorplay-{name}-replies")
@@ -62,6 +68,7 @@ class Caller:
         self._dispatch = dispatch
         self._send_cancel = cancel
         self._leases_for = leases_for
+        self._meters = meters
         self._calls = CallTable()
         self._refs_lock = threading.RLock()  # a finalizer may call in here
 
@@ -149,7 +156,7 @@ class Caller:
         peer = self._roster.get(owner)
         if peer is None:  # nothing is owed to the dead
             return
-        call = PendingCall(self._calls.next_id(), peer, "reference counts", self._decode)
+        call = PendingCall(self._calls.next_id(), peer, _COUNTS, self._decode)
         call.future._retrieved = True
         if adds:
             call.future.add_done_callback(lambda _: self._rrefs.acknowledged(owner))
@@ -184,6 +191,8 @@ class Caller:
         call = self._calls.pop_if_to(message.route.id, src.incarnation)
         self._rrefs.received(reply.refs, src.incarnation)
         if call is not None:
+            if call.what is not _COUNTS:
+                self._meters.made.add(time.monotonic() - call.began)
             call.arrive(message, self.completions.submit)
             return
         # Timed out or cancelled.

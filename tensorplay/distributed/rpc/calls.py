@@ -50,6 +50,7 @@ class PendingCall:
         self.state = state
         self.exporter: object = None
         self.timeout = 0.0
+        self.began = time.monotonic()
         self.future: Future[Any] = Future()
         self.future._complete = self.wait
         self._decode = decode

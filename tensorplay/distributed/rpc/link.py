@@ -32,6 +32,9 @@ from tensorplay.keys import PeerKeys
 from tensorplay.protocol import batch, wire
 from tensorplay.protocol.messages import (
     PROTOCOL_VERSION,
+    Answer,
+    Ask,
+    Control,
     Hello,
     Kind,
     Refused,
@@ -41,6 +44,8 @@ from tensorplay.protocol.messages import (
 )
 from tensorplay.protocol.outbox import Frames, Outbox, Verdict
 from tensorplay.protocol.session import (
+    Answered,
+    Asked,
     BrokerLost,
     Closed,
     Command,
@@ -93,6 +98,12 @@ class Handlers(Protocol):
 
     def on_undeliverable(self, report: Undeliverable) -> None:
         """A message reached nobody and never will."""
+
+    def on_asked(self, ask: Ask) -> None:
+        """An operator asks something of this peer."""
+
+    def on_answered(self, answer: Answer) -> None:
+        """The broker has answered a question of this peer."""
 
     def on_tick(self, now: float) -> float:
         """Does what is due and returns when it wants to be called again."""
@@ -168,6 +179,16 @@ class Link:
         """Queues a request or reply that goes in chunks; ``wake`` or ``pump`` sends it."""
         self._posted.append((self._outbox.post_stream, (dst, kind, id, size, header, payload)))
 
+    def tell(self, message: Control) -> None:
+        """Sends the broker a message of its own; it may be lost."""
+        self._posted.append((self._do, ([Send(message)],)))
+        self.wake()
+
+    def stop(self) -> None:
+        """Has the thread end without a goodbye; never blocks."""
+        self._posted.append((self._closed.set, ()))
+        self.wake()
+
     def consumed(self, src: int, size: int) -> None:
         """Grants ``src`` credit for bytes of its that have been dealt with."""
         if size:
@@ -233,8 +254,7 @@ class Link:
 
     def abandon(self) -> None:
         """Ends the thread at once, without a goodbye."""
-        self._posted.append((self._closed.set, ()))
-        self.wake()
+        self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
 
@@ -389,6 +409,10 @@ class Link:
                 self._not_delivered(command.report)
             elif isinstance(command, BrokerLost):
                 self._handlers.on_broker_lost(command.silent_for)
+            elif isinstance(command, Asked):
+                self._handlers.on_asked(command.ask)
+            elif isinstance(command, Answered):
+                self._handlers.on_answered(command.answer)
             elif isinstance(command, Rejected):
                 self._handlers.on_rejected(command.refused)
                 self._closed.set()

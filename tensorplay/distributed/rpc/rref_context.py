@@ -28,6 +28,9 @@ from tensorplay.protocol.refs import Adds, RefCounts, RefToken, Releases, RRefKe
 if TYPE_CHECKING:
     from tensorplay.distributed.rpc.rref import RRef
 
+#: Objects among which the modules are counted for the status.
+_MAX_COUNTED = 1000
+
 
 class Host(Protocol):
     """What the references need of their agent."""
@@ -370,7 +373,15 @@ class RRefContext:
 
     def stats(self) -> dict[str, float]:
         """Returns how many objects this process owns for others and uses of others."""
-        return {"rrefs_owned": len(self._counts.owned), "rrefs_used": len(self._counts.used)}
+        with self._lock:
+            futures = [entry.future for entry in self._entries.values()]
+        # Whoever owns this many objects has better things to do than to look at each.
+        modules = sum(map(_is_module, futures)) if len(futures) <= _MAX_COUNTED else 0
+        return {
+            "rrefs_owned": len(self._counts.owned),
+            "rrefs_used": len(self._counts.used),
+            "modules": modules,
+        }
 
     def debug_info(self) -> dict[str, str]:
         """Returns counts as text, under the names that ``torch.distributed.rpc`` uses."""
@@ -468,6 +479,13 @@ class RRefContext:
         """Takes note of a process that was thought dead and has come back."""
         if self._counts.is_departed(peer) and self.agent.peer_by_incarnation(peer) is not None:
             self._counts.join(peer)
+
+
+def _is_module(future: Future[Any]) -> bool:
+    try:
+        return future.done() and isinstance(future.value(), torch.nn.Module)
+    except Exception:  # the function that was to make it has raised
+        return False
 
 
 def _drop(entry: Entry) -> None:
