@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 #: Largest frame that is let in: a chunk and what a header may add.
 MAX_FRAME_BYTES = 16 * CHUNK_BYTES
 #: Messages that ZeroMQ itself keeps for a peer; the rest waits in ``Outbound``.
-_HIGH_WATER_MARK = 64
+_HIGH_WATER_MARK = 16
 #: Up to this size, copying a message costs less than a Frame object for each frame.
 _COPY_BYTES = 16 << 10
 #: Messages received before those that wait are tried again.

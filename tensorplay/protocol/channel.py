@@ -16,7 +16,9 @@ channel, and begins the next life if they meet again; the other, which may have 
 nothing, sees the higher number and does the same.
 
 A receiver that has not consumed ``window`` bytes gets no more until it has said so: a
-slow receiver fills its own channel and nothing else.
+slow receiver fills its own channel and nothing else.  Of these bytes, at most ``TRANSIT``
+are on their way: what is behind them in all the queues on the way waits no longer than they
+take, and neither the broker nor the network has to hold more.
 
 Pure state: time is an argument, the caller sends what ``take`` and ``tick`` return.
 """
@@ -36,9 +38,11 @@ Frames: TypeAlias = Sequence[Frame]
 
 #: Small messages that may go between two chunks to the same receiver.
 BURST = 32
-#: Messages that may be unacknowledged, whatever their size.
+#: Bytes and messages that may be on their way, unacknowledged.
+TRANSIT = 8 << 20
 MAX_UNACKNOWLEDGED = 4096
-#: Messages taken after which the sender is told of it even if nothing goes its way.
+#: Bytes and messages taken after which the sender is told even if nothing goes its way.
+ACK_BYTES = TRANSIT // 4
 ACK_MESSAGES = 64
 #: Seconds after which it is told of the last ones.
 ACK_SECONDS = 0.1
@@ -91,6 +95,7 @@ class Channel:
         self._seq = 0  # of the last message that was sent
         self._unacknowledged: deque[tuple[int, Item]] = deque()
         self._again: deque[tuple[int, Item]] = deque()  # of them, what is to be sent again
+        self._transit = 0  # their bytes
         self._sent_bytes = 0
         self._freed_bytes = 0  # of them, what the receiver has consumed
         self._syncing = False  # sends nothing until a SYNC is answered
@@ -102,6 +107,7 @@ class Channel:
         # Receiving.
         self._received = 0  # seq of the last message that was taken
         self._told = 0  # the last one that the sender has been told of
+        self._untold = 0  # bytes received since
         self._gap = -1  # the one after which one was missing when that was last reported
         self._consumed = 0
         self._told_consumed = 0
@@ -155,6 +161,7 @@ class Channel:
         if not self._unacknowledged:
             self._expect_progress(now, sending=True)
         self._unacknowledged.append((self._seq, fresh))
+        self._transit += fresh.cost
         self._sent_bytes += fresh.cost
         return self._sendable(self._seq, fresh)
 
@@ -166,6 +173,7 @@ class Channel:
                 if item.id == id and item.kind != Kind.BATCH:
                     queue[position] = (seq, Item(Kind.VOID, id, 0, 0, ()))
                     if queue is self._unacknowledged:
+                        self._transit -= item.cost
                         self._sent_bytes -= item.cost
 
     # Recovery.
@@ -233,7 +241,8 @@ class Channel:
             return False, self._credit(route.seq - 1)
         self._received = route.seq
         self._gap = -1
-        if route.seq - self._told >= ACK_MESSAGES:
+        self._untold += route.size
+        if route.seq - self._told >= ACK_MESSAGES or self._untold >= ACK_BYTES:
             return True, self._credit(0)
         if self._credit_at > now + ACK_SECONDS:
             self._credit_at = now + ACK_SECONDS
@@ -255,7 +264,7 @@ class Channel:
         if not waiting or seq < waiting[0][0]:
             return
         while waiting and waiting[0][0] <= seq:
-            waiting.popleft()
+            self._transit -= waiting.popleft()[1].cost
         self._expect_progress(now)
 
     def _ask(self, at: float) -> None:
@@ -293,7 +302,7 @@ class Channel:
         return header
 
     def _route(self, kind: int, id: int, size: int = 0, seq: int = 0) -> Route:
-        self._told = self._received
+        self._told, self._untold = self._received, 0
         if self._told_consumed == self._consumed:
             self._credit_at = float("inf")
         return Route(kind, self._peer, self._me, id, size, seq, self._received, self.life)
@@ -330,7 +339,7 @@ class Channel:
         together = [item]
         cost = item.cost
         room = batch.BATCH_BYTES - _bytes(item)
-        free = self._window - self.outstanding
+        free = min(self._window - self.outstanding, TRANSIT - self._transit)
         while small and len(together) < batch.BATCH_MESSAGES and _is_small(small[0]):
             item = small[0]
             room -= _bytes(item)
@@ -361,8 +370,10 @@ class Channel:
 
     def _admits(self, cost: int) -> bool:
         # One message may always be under way, or one larger than the window never would.
-        outstanding = self._sent_bytes - self._freed_bytes
-        return outstanding <= 0 or outstanding + cost <= self._window
+        outstanding, transit = self._sent_bytes - self._freed_bytes, self._transit
+        return (outstanding <= 0 or outstanding + cost <= self._window) and (
+            transit <= 0 or transit + cost <= TRANSIT
+        )
 
 
 def _is_small(item: Item) -> bool:

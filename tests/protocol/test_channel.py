@@ -8,12 +8,14 @@ import pytest
 
 from tensorplay.protocol import wire
 from tensorplay.protocol.channel import (
+    ACK_BYTES,
     ACK_MESSAGES,
     ACK_SECONDS,
     FULL_SECONDS,
     MAX_SYNC_SECONDS,
     MAX_UNACKNOWLEDGED,
     SYNC_SECONDS,
+    TRANSIT,
     Channel,
     Frames,
 )
@@ -96,6 +98,19 @@ def test_many_messages_are_acknowledged_at_once(here: Channel, there: Channel) -
     credits = [there.receive(route, 0.0)[1] for route in take(here)]
     assert credits[:-1] == [None] * (ACK_MESSAGES - 1)
     assert decoded(credits[-1]).ack == ACK_MESSAGES
+
+
+def test_only_so_much_is_on_its_way_at_a_time(here: Channel, there: Channel) -> None:
+    payload = [memoryview(bytes(3 * TRANSIT))]
+    here.post_stream(Kind.REQUEST, 7, 3 * TRANSIT, b"h", payload)
+    header, *chunks = take(here)
+    assert sum(chunk.size for chunk in chunks) == TRANSIT
+    there.receive(header, 0.0)
+    credits = [there.receive(chunk, 0.0)[1] for chunk in chunks]
+    told = [decoded(header) for header in credits if header is not None]
+    assert len(told) >= TRANSIT // ACK_BYTES
+    here.receive(told[0], 0.0)  # nothing has been consumed, but so much has arrived
+    assert sum(chunk.size for chunk in take(here)) == ACK_BYTES
 
 
 def test_a_gap_is_reported_once_and_filled(here: Channel, there: Channel) -> None:
