@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.containers.engine import PATIENCE, ROOT, Engine
+from tests.containers.engine import ROOT, Engine
+from tests.following import PATIENCE
 
 Compose = Callable[..., "subprocess.CompletedProcess[str]"]
 #: The names that the file gives its images.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.engine import PATIENCE, Cluster, Engine
+from tests.containers.engine import Cluster, Engine
+from tests.following import PATIENCE
 
 StartCluster = Callable[..., Cluster]
 
