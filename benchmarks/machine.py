@@ -90,15 +90,18 @@ _PACKAGES = ("tensorplay-broker", "torch", "pyzmq", "msgspec", "ray")
 
 
 def copy_bandwidth(nbytes: int) -> float:
-    """Returns the bytes a second of a warm copy in memory by one thread; the best of five."""
+    """Returns the bytes a second of a warm copy in memory by one thread; the best of many."""
     source = torch.ones(nbytes // 4)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(6):
-        start = perf_counter()
+    best, end = float("inf"), perf_counter() + _COPY_SECONDS
+    while (start := perf_counter()) < end or best == float("inf"):
         target.copy_(source)
         best = min(best, perf_counter() - start)
     return nbytes / best
+
+
+#: How long copies of one size are tried.
+_COPY_SECONDS = 0.3
 
 
 def _processor() -> str:

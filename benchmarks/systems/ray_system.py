@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +66,7 @@ class RayPeer:
     """The client of a group of actors."""
 
     def __init__(self, spec: PeerSpec) -> None:
-        import ray
-
+        ray: Any = importlib.import_module("ray")
         root = str(Path(__file__).parents[2])
         os.environ["PYTHONPATH"] = os.pathsep.join((root, os.environ.get("PYTHONPATH", "")))
         ray.init(
@@ -76,7 +76,7 @@ class RayPeer:
             logging_level=logging.ERROR,
             object_store_memory=4 << 30,
         )
-        self._ray: Any = ray
+        self._ray = ray
         kind = ray.remote(Actor)
         self.workers: Sequence[Any] = [kind.remote() for _ in range(spec.shape.workers)]
         ray.get([worker.make.remote(1) for worker in self.workers])

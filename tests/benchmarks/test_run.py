@@ -16,6 +16,10 @@ import pytest
 from tests.benchmarks.tiny import tiny_plan
 from tests.docs.snippets import ROOT
 
+#: Seconds for the whole of it, half a minute on an idle machine.
+_LIMIT = 280
+pytestmark = pytest.mark.timeout(_LIMIT + 10)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -26,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=_LIMIT,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
