@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tensorplay.distributed.rpc import memory
 from tensorplay.distributed.rpc.shm import Leases
 
 #: Buffers up to this size are Python bytes; larger ones come from ``allocate``.
@@ -26,7 +27,7 @@ def allocate(nbytes: int) -> memoryview:
 
 def of_tensor(tensor: torch.Tensor) -> memoryview:
     """Returns the memory of a contiguous host tensor that has elements, and keeps it alive."""
-    array = _array(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
+    array = memory.array(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
     array._owner = tensor  # the view keeps the array, the array the tensor
     return memoryview(array).cast("B")
 
@@ -44,10 +45,9 @@ def snapshot(address: int, nbytes: int, leases: Leases | None = None) -> Buffer:
         return block.memory
     if nbytes <= SMALL_BYTES:
         return ctypes.string_at(address, nbytes)
-    source = torch.frombuffer(_array(address, nbytes), dtype=torch.uint8)
-    copy = torch.empty(nbytes, dtype=torch.uint8)
-    copy.copy_(source)  # uses several threads
-    return of_tensor(copy)
+    tensor = torch.empty(nbytes, dtype=torch.uint8)
+    memory.copy(tensor.data_ptr(), address, nbytes)
+    return of_tensor(tensor)
 
 
 def copied(buffer: Any, leases: Leases | None = None) -> Buffer:
@@ -80,7 +80,3 @@ def as_tensor(buffer: Buffer) -> torch.Tensor:
     """
     tensor = torch.frombuffer(writable(buffer), dtype=torch.uint8)
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
-
-
-def _array(address: int, nbytes: int) -> Any:
-    return (ctypes.c_char * nbytes).from_address(address)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tensorplay.distributed.rpc import memory
 from tensorplay.distributed.rpc.shm import files, slabs
 from tensorplay.distributed.rpc.shm.slabs import SLAB_BYTES, Lease, SlabPool, block_bytes
 
@@ -44,7 +45,7 @@ def test_a_block_is_hardly_larger_than_what_it_is_for(nbytes: int) -> None:
 
 
 def test_a_lease_is_filled() -> None:
-    for nbytes in (1, 70_000, slabs._THREADED_BYTES + 3):
+    for nbytes in (1, 70_000, memory.THREADED_BYTES + 3):
         pool = SlabPool(ME, 64 * MIB)
         source = torch.arange(nbytes, dtype=torch.int32).to(torch.uint8)
         lease = taken(pool, 1, nbytes)

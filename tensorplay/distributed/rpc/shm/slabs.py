@@ -15,7 +15,6 @@ tensors they are by then; it lets a payload travel as frames.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import os
@@ -26,6 +25,7 @@ from collections.abc import Callable
 
 import torch
 
+from tensorplay.distributed.rpc import memory
 from tensorplay.distributed.rpc.shm import files, limits
 from tensorplay.protocol.calls import Block
 
@@ -39,10 +39,6 @@ MOST_SLABS = 256
 IDLE_SECONDS = 10.0
 #: Seconds after which a block that is still held is taken for one that will be.
 HELD_SECONDS = 5.0
-#: Copies from this size on use torch's threads. Measured with 2 cores: one thread alone copies at
-#: 50 GB/s up to 4 MiB, 28 at 16 MiB, 12 to 17 at 128 MiB, where two are as fast; below, two are
-#: up to 1.6 times as fast on an idle machine, but wait for each other for 5 to 20 ms on a busy one.
-_THREADED_BYTES = 32 << 20
 
 
 def block_bytes(nbytes: int) -> int:
@@ -71,8 +67,7 @@ class Slab:
         self.used = time.monotonic()
         self._end = files.LEASES + count
         self.fd, self.memory = files.create(owner, number, self.nbytes)
-        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
-        self.address = self.bytes.data_ptr()
+        self.address = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
 
     @property
     def idle(self) -> bool:
@@ -122,12 +117,7 @@ class Lease:
 
     def fill(self, address: int) -> None:
         """Copies memory of this process, from an address on, into it."""
-        if self.nbytes < _THREADED_BYTES:
-            ctypes.memmove(self._slab.address + self._offset, address, self.nbytes)
-            return
-        source = (ctypes.c_char * self.nbytes).from_address(address)
-        target = self._slab.bytes[self._offset : self._offset + self.nbytes]
-        target.copy_(torch.frombuffer(source, dtype=torch.uint8))
+        memory.copy(self._slab.address + self._offset, address, self.nbytes)
 
     def block(self, frame: int) -> Block:
         """Returns what tells the receiver where payload frame number ``frame`` lies."""
