@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import hooks, payload
+from tensorplay.distributed.rpc import hooks, payload, recycling
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.caller import Caller
@@ -75,6 +75,8 @@ from tensorplay.version import __version__
 
 _log = logging.getLogger(__name__)
 
+#: Seconds between two looks for memory that lies idle.
+TRIM_SECONDS = 2.0
 #: Seconds that one who leaves gives others to map the memory that holds its last results.
 READ_SECONDS = 2.0
 #: Seconds between two looks for threads that wait unseen.
@@ -127,6 +129,7 @@ class Agent:
         self._closed = False
         self._departure_callbacks: list[Callable[[Departure], None]] = []
         self._next_relief = 0.0
+        self._next_trim = 0.0
         self.rrefs = RRefContext(self, self.executor.submit)
         self.shared = SharedMemory(
             self.incarnation,
@@ -519,7 +522,10 @@ class Agent:
         wanted = min(self._caller.expire(now), self._tell_errors(now))
         self._caller.flush_refs()
         hooks.current().flush()
-        self.shared.trim(now)
+        if now >= self._next_trim:
+            self._next_trim = now + TRIM_SECONDS
+            self.shared.trim(now)
+            recycling.trim(now)
         pools = (self.executor, self._caller.completions)
         if any(pool.backlog for pool in pools):
             if now >= self._next_relief:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tensorplay.distributed.rpc import memory
+from tensorplay.distributed.rpc import memory, recycling
 from tensorplay.distributed.rpc.shm import Leases
 
 #: Buffers up to this size are Python bytes; larger ones come from ``allocate``.
@@ -22,6 +22,8 @@ def allocate(nbytes: int) -> memoryview:
     """Returns a writable buffer of so many bytes, aligned for every dtype, not cleared."""
     if nbytes == 0:
         return memoryview(bytearray())
+    if nbytes >= recycling.SMALLEST_BYTES:
+        return recycling.allocate(nbytes)
     return of_tensor(torch.empty(nbytes, dtype=torch.uint8))
 
 
@@ -45,9 +47,9 @@ def snapshot(address: int, nbytes: int, leases: Leases | None = None) -> Buffer:
         return block.memory
     if nbytes <= SMALL_BYTES:
         return ctypes.string_at(address, nbytes)
-    tensor = torch.empty(nbytes, dtype=torch.uint8)
-    memory.copy(tensor.data_ptr(), address, nbytes)
-    return of_tensor(tensor)
+    copy = allocate(nbytes)
+    memory.copy(memory.address(copy), address, nbytes)
+    return copy
 
 
 def copied(buffer: Any, leases: Leases | None = None) -> Buffer:

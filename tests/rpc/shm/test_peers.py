@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tensorplay.distributed.rpc import payload, shm
-from tensorplay.distributed.rpc.shm import files, peers
+from tensorplay.distributed.rpc.shm import files
 from tensorplay.distributed.rpc.shm.peers import THRESHOLD_BYTES, SharedMemory
 from tensorplay.errors import ProtocolError
 from tensorplay.protocol.calls import Answer, Offer
@@ -241,7 +241,6 @@ def test_what_was_made_for_a_peer_as_it_went_is_given_up(pair: Pair) -> None:
     pair.there.remove(12)
     pair.left.trim(1000.0)
     assert pair.left.stats()["slabs"] == 0
-    pair.left.trim(1000.0 + peers.TRIM_SECONDS / 2)
 
 
 def test_after_the_end_nothing_is_shared(pair: Pair) -> None:

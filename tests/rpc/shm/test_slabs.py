@@ -11,7 +11,7 @@ import torch
 
 from tensorplay.distributed.rpc import memory
 from tensorplay.distributed.rpc.shm import files, slabs
-from tensorplay.distributed.rpc.shm.slabs import SLAB_BYTES, Lease, SlabPool, block_bytes
+from tensorplay.distributed.rpc.shm.slabs import SLAB_BYTES, Lease, SlabPool
 
 from .helpers import ME, slab_descriptors
 
@@ -34,14 +34,6 @@ def taken(pool: SlabPool, peer: int, nbytes: int) -> Lease:
     lease = pool.allocate(peer, nbytes)
     assert lease is not None
     return lease
-
-
-@pytest.mark.parametrize("nbytes", [1, 4096, 4097, 100_000, MIB, MIB + 1, 10**9])
-def test_a_block_is_hardly_larger_than_what_it_is_for(nbytes: int) -> None:
-    size = block_bytes(nbytes)
-    assert nbytes <= size <= max(nbytes * 1.125, nbytes + 4095)
-    assert size % 4096 == 0
-    assert block_bytes(size) == size
 
 
 def test_a_lease_is_filled() -> None:

@@ -30,10 +30,9 @@ _log = logging.getLogger(__name__)
 
 _Frame = TypeVar("_Frame")
 
-#: Payloads smaller than this travel as frames.
+#: Payloads smaller than this travel as frames. Measured (median of a call): 32 KiB 1.0 ms either
+#: way, 64 KiB 1.06 ms against 1.21 as a frame, 256 KiB 1.2 against 1.4, 1 MiB 1.1 against 2.4.
 THRESHOLD_BYTES = 32 << 10
-#: Seconds between two looks for what lies idle.
-TRIM_SECONDS = 2.0
 _NONCE_BYTES = 16
 _WAIT_SECONDS = 0.002
 
@@ -70,7 +69,6 @@ class SharedMemory:
         self._peers: dict[int, _Peer] = {}
         self._lock = threading.Lock()
         self._beacon: tuple[int, mmap.mmap, bytes] | None = None
-        self._next_trim = 0.0
         self._counts = self._pool.stats()
 
     def leases_for(self, peer: PeerInfo) -> Leases | None:
@@ -108,9 +106,6 @@ class SharedMemory:
 
     def trim(self, now: float) -> None:
         """Gives up what has lain idle for long, and what was made for a peer as it went."""
-        if now < self._next_trim:
-            return
-        self._next_trim = now + TRIM_SECONDS
         for peer in {*self._peers, *self._pool.peers()}:
             if not self._is_there(peer):
                 self.drop(peer)

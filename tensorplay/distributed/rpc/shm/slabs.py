@@ -41,12 +41,6 @@ IDLE_SECONDS = 10.0
 HELD_SECONDS = 5.0
 
 
-def block_bytes(nbytes: int) -> int:
-    """Returns the size of the blocks for payloads of so many bytes: at most an eighth more."""
-    step = max(files.HEADER_BYTES, 1 << max(0, nbytes.bit_length() - 4))
-    return -(-nbytes // step) * step
-
-
 class Slab:
     """A slab of this process.
 
@@ -163,7 +157,7 @@ class SlabPool:
         Returns:
             The block, or None if there is no room for it.
         """
-        size = block_bytes(nbytes)
+        size = memory.block_bytes(nbytes)
         count = max(1, min(files.MOST_BLOCKS, SLAB_BYTES // size))
         total = files.HEADER_BYTES + size * count
         with self._lock:
