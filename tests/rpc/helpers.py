@@ -26,8 +26,36 @@ def wait_event(name: str, timeout: float = 30.0) -> bool:
     return event(name).wait(timeout)
 
 
+def begin_and_wait(name: str) -> bool:
+    """Tells that it has begun, then waits for its event."""
+    set_event(f"{name} has begun")
+    return wait_event(name)
+
+
 def is_set(name: str) -> bool:
     return event(name).is_set()
+
+
+def set_and_return(name: str, value: Any) -> Any:
+    set_event(name)
+    return value
+
+
+def double_when_set(name: str, x: torch.Tensor) -> torch.Tensor:
+    begin_and_wait(name)
+    return x * 2
+
+
+class Waiter:
+    """Waits for an event that nobody sets."""
+
+    def wait(self, seconds: float) -> bool:
+        return threading.Event().wait(seconds)
+
+
+def counts() -> dict[str, float]:
+    """Returns what this process tells the broker of itself."""
+    return rpc._get_current_rpc_agent().stats()
 
 
 def add(a: Any, b: Any) -> Any:

@@ -14,6 +14,10 @@ ME, OTHER = (PeerInfo(f"w{rank}", rank, 10 + rank, Role.WORKER) for rank in rang
 CLIENT = PeerInfo("client", -2, 30, Role.CLIENT)
 
 
+def complete(roster: PeerRoster) -> bool:
+    return roster.world_was_complete
+
+
 def left(peer: PeerInfo) -> Departure:
     return Departure(peer, clean=True, reason="left")
 
@@ -22,10 +26,10 @@ def test_a_world_is_complete_when_all_its_ranks_are_here() -> None:
     roster = PeerRoster(2)
     roster.update_self(ME)
     roster.change([CLIENT], [])
-    assert not roster.world_was_complete
+    assert not complete(roster)
     assert roster.missing() == [1]
     roster.change([OTHER], [])
-    assert roster.world_was_complete
+    assert complete(roster)
     assert not roster.missing()
 
 
@@ -34,7 +38,7 @@ def test_a_member_that_has_left_meanwhile_was_there() -> None:
     roster.update_self(ME)
     roster.change([OTHER], [])
     roster.change([], [left(OTHER)])
-    assert roster.wait_for(lambda: roster.world_was_complete, 0.0)
+    assert roster.wait_for(lambda: complete(roster), 0.0)
     assert roster.missing() == [1]
 
 
@@ -44,7 +48,7 @@ def test_members_that_were_never_here_at_the_same_time_make_no_world() -> None:
     roster.change([OTHER], [])
     third = PeerInfo("w2", 2, 12, Role.WORKER)
     roster.change([third], [left(OTHER)])
-    assert not roster.world_was_complete
+    assert not complete(roster)
 
 
 def test_who_waits_is_woken_by_a_refusal() -> None:

@@ -39,7 +39,11 @@ from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message
 from tensorplay.distributed.rpc.link import Link
 from tensorplay.distributed.rpc.meters import Meters
-from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions, WorkerInfo
+from tensorplay.distributed.rpc.options import (
+    BrokerRpcBackendOptions,
+    WorkerInfo,
+    checked_timeout,
+)
 from tensorplay.distributed.rpc.orders import Orders
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import RRefContext
@@ -314,7 +318,7 @@ class Agent:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         *,
-        timeout: float = UNSET_RPC_TIMEOUT,
+        timeout: float | None = UNSET_RPC_TIMEOUT,
         hooks: bool = True,
         op: Op = Op.CALL,
         rref: RRefKey | None = None,
@@ -326,7 +330,7 @@ class Agent:
             function: What it runs; None for FETCH.
             args: Its positional arguments; for FETCH the reference itself.
             kwargs: Its keyword arguments.
-            timeout: Seconds, 0 for no limit; the agent's default if not given.
+            timeout: Seconds, 0 or None for no limit; the agent's default if not given.
             hooks: Whether autograd takes notice.
             op: The operation.
             rref: The reference that REMOTE fills and FETCH reads.
@@ -335,8 +339,10 @@ class Agent:
             NotInitializedError: If the agent is closed or belongs to the parent process.
             SerializationError: If an argument cannot travel; nothing is sent then.
             MessageTooLargeError: If the payload exceeds the broker's limit.
+            ConfigError: If the time-out is negative.
         """
         self._check_usable()
+        timeout = checked_timeout(timeout)
         future = self._caller.call(peer, function, args, kwargs or {}, timeout, hooks, op, rref)
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
             self._caller.lose(peer, self.roster.departure(peer))
@@ -537,9 +543,11 @@ class Agent:
 
     def stats(self) -> dict[str, float]:
         """Returns the counts that the broker's status shows of this peer."""
+        callee = self._callee if self._registered.is_set() else None
         return {
             "calls_in_flight": len(self._caller),
-            "requests_in_progress": len(self._callee) if self._registered.is_set() else 0,
+            "requests_in_progress": 0 if callee is None else len(callee),
+            "requests_unwanted": 0 if callee is None else callee.unwanted(),
             "requests_queued": self.executor.backlog,
             "threads": self.executor.size,
             **self.rrefs.stats(),

@@ -76,7 +76,7 @@ def rpc_sync(
     func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
+    timeout: float | None = UNSET_RPC_TIMEOUT,
 ) -> T:
     """Runs ``func`` on a worker and returns its result.
 
@@ -85,7 +85,7 @@ def rpc_sync(
         func: What it runs; a decorated ``functions.async_execution`` answers later.
         args: Positional arguments; tensors arrive with the values they have now.
         kwargs: Keyword arguments.
-        timeout: Seconds, 0 for no limit; by default the agent's.
+        timeout: Seconds, 0 or None for no limit; by default the agent's.
 
     Returns:
         What the function returned. Gradients flow through it back to the arguments and to
@@ -109,7 +109,7 @@ def rpc_async(
     func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
+    timeout: float | None = UNSET_RPC_TIMEOUT,
 ) -> Future[T]:
     """Runs ``func`` on a worker and returns the future of its result.
 
@@ -142,7 +142,7 @@ def remote(
     func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
+    timeout: float | None = UNSET_RPC_TIMEOUT,
 ) -> RRef[T]:
     """Runs ``func`` on a worker, leaves the result there, and returns a reference to it.
 
@@ -205,7 +205,7 @@ def get_rpc_timeout() -> float:
 
 def _set_rpc_timeout(seconds: float) -> None:
     """Sets the default time-out of calls in seconds; 0 is no limit."""
-    if seconds < 0:
+    if not seconds >= 0:
         raise ConfigError(f"a time-out is 0 (no limit) or more seconds, got {seconds}")
     current.agent().rpc_timeout = float(seconds)
 
@@ -322,7 +322,7 @@ def _invoke(
     func: Callable[..., Any],
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-    timeout: float,
+    timeout: float | None,
 ) -> Future[Any]:
     agent = current.agent()
     _check_callable(func, args, kwargs)

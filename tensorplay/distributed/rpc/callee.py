@@ -36,6 +36,8 @@ class Job:
         src: Who asks.
         began: When it has come, by this process's clock.
         expires: When the caller stops waiting, by the same clock.
+        taken: Whether a thread of the pool has taken it. Set before it looks at ``cancelled``,
+            while that is set before ``taken`` is looked at: one of the two sees the other.
         cancelled: Whether the caller has said that it does not want the result.
         execution: What autograd keeps of the call while it runs.
     """
@@ -44,6 +46,7 @@ class Job:
     src: PeerInfo
     began: float
     expires: float
+    taken: bool = False
     cancelled: bool = False
     execution: hooks.Execution | None = None
 
@@ -52,6 +55,11 @@ class Job:
         """The request's header."""
         assert isinstance(self.message.header, Request)
         return self.message.header
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The caller's incarnation, and its number for the request."""
+        return self.src.incarnation, self.message.route.id
 
 
 class Callee:
@@ -90,6 +98,10 @@ class Callee:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def unwanted(self) -> int:
+        """Returns how many requests are worked on whose callers have stopped waiting."""
+        return sum(job.cancelled for job in list(self._jobs.values()))
+
     def accept(self, message: Message, src: PeerInfo) -> None:
         """Takes a request; never blocks and runs no user code."""
         request = message.header
@@ -108,7 +120,7 @@ class Callee:
             self._release(job)
             self._answer(job, Reply(Status.OK), [answer])
             return
-        self._jobs[src.incarnation, message.route.id] = job
+        self._jobs[job.key] = job
         if request.op is Op.FETCH:
             self._release(job)
             assert request.rref is not None
@@ -121,10 +133,10 @@ class Callee:
         self._executor.submit(self._run, job)
 
     def cancel(self, src: int, id: int) -> None:
-        """Notes that the caller no longer wants the result of a request."""
+        """Drops a request whose caller does not want the result, or the result if it runs."""
         job = self._jobs.get((src, id))
         if job is not None:
-            job.cancelled = True
+            self._give_up(job)
 
     def reply_lost(self, src: int, id: int, why: str) -> None:
         """Tells a caller that the reply to its request could not be delivered."""
@@ -137,7 +149,7 @@ class Callee:
         """Cancels the requests of a peer that is gone."""
         for job in list(self._jobs.values()):
             if job.src.incarnation == incarnation:
-                job.cancelled = True
+                self._give_up(job)
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Waits until no request is being worked on; returns whether that came about."""
@@ -145,8 +157,9 @@ class Callee:
             return self._drained.wait_for(lambda: not self._jobs, timeout)
 
     def _run(self, job: Job) -> None:
+        job.taken = True
         if job.cancelled or time.monotonic() > job.expires:
-            self._discard(job)
+            self._drop(job)
             return
         try:
             function, args, kwargs = self._unpack(job)
@@ -206,6 +219,9 @@ class Callee:
     def _succeed(self, job: Job, result: Any) -> None:
         """Keeps or sends the result; raises if it cannot be sent."""
         request = job.request
+        if job.cancelled and request.op is not Op.REMOTE:
+            self._discard(job)
+            return
         if request.op is Op.REMOTE:
             assert request.rref is not None
             self._rrefs.fulfil(request.rref, result)
@@ -243,6 +259,9 @@ class Callee:
         request = job.request
         _log.warning("call %d of %r raised", job.message.route.id, job.src.name, exc_info=error)
         self._meters.error(job.src.name, f"{type(error).__name__}: {error}")
+        if job.cancelled and request.op is not Op.REMOTE:
+            self._discard(job)
+            return
         if job.execution is not None:
             job.execution.failed()
         if request.op is Op.REMOTE and request.rref is not None:
@@ -250,12 +269,33 @@ class Callee:
         failure = remote_exception.describe(error, self._me.name, self._me.id)
         self._answer(job, Reply(Status.ERROR), [remote_exception.encode(failure)])
 
-    def _discard(self, job: Job) -> None:
+    def _give_up(self, job: Job) -> None:
+        """Notes that the caller has stopped waiting; takes the request out of the queue."""
+        job.cancelled = True
+        # A reference to the result may be alive though its caller gave up: the pool decides.
+        if not job.taken and job.request.op is Op.CALL:
+            self._drop(job)
+
+    def _drop(self, job: Job) -> None:
         """Drops a request whose caller has stopped waiting before it began."""
+        with self._drained:
+            if self._jobs.get(job.key) is not job:  # another thread was quicker
+                return
+            del self._jobs[job.key]
+            self._meters.dropped += 1
+            if not self._jobs:
+                self._drained.notify_all()
         self._release(job)
         if job.request.op is Op.REMOTE:
             self._fail(job, RpcTimeoutError("the caller stopped waiting before the call began"))
-            return
+
+    def _discard(self, job: Job) -> None:
+        """Drops the result of a request whose caller has stopped waiting meanwhile."""
+        if job.execution is not None:
+            job.execution.failed()
+            job.execution = None
+        with self._drained:
+            self._meters.discarded += 1
         self._done(job)
 
     def _answer(self, job: Job, reply: Reply, frames: Sequence[Frame]) -> None:
@@ -267,7 +307,7 @@ class Callee:
     def _done(self, job: Job) -> None:
         with self._drained:
             self._meters.served.add(time.monotonic() - job.began)
-            self._jobs.pop((job.src.incarnation, job.message.route.id), None)
+            self._jobs.pop(job.key, None)
             if not self._jobs:
                 self._drained.notify_all()
 

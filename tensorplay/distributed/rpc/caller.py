@@ -181,6 +181,8 @@ class Caller:
 
     def _cancel(self, call: PendingCall) -> None:
         if self._calls.pop(call.id) is not None:
+            with self._refs_lock:
+                self._meters.cancelled += 1
             self._send_cancel(call.peer, call.id)
 
     # Completing.
@@ -196,6 +198,7 @@ class Caller:
             call.arrive(message, self.completions.submit)
             return
         # Timed out or cancelled.
+        self._meters.discarded += 1
         self._rrefs.settle(reply.refs)
         if reply.meta:
             hooks.current().discard(src, reply.meta)
@@ -221,6 +224,7 @@ class Caller:
     def expire(self, now: float) -> float:
         """Fails the calls whose time is up; returns when the next one's is."""
         for call in self._calls.expired(now):
+            self._meters.expired += 1
             call.fail(
                 RpcTimeoutError(
                     f"RPC ran for more than set timeout ({call.timeout * 1000:.0f} ms) and will "

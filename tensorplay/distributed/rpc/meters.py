@@ -77,12 +77,19 @@ class Meters:
         served: Durations of the calls that it served, from the arrival of the request to the
             sending of the reply.
         failed: How many of the calls it served raised.
+        expired: How many of the calls it made ran out of time.
+        cancelled: How many of them were cancelled.
+        dropped: How many of the requests of others were not run, as their callers had stopped
+            waiting before.
+        discarded: How many results were not sent, or not taken, as their callers had stopped
+            waiting meanwhile.
     """
 
     def __init__(self) -> None:
         self.made = Histogram()
         self.served = Histogram()
         self.failed = 0
+        self.expired = self.cancelled = self.dropped = self.discarded = 0
         self._errors: deque[str] = deque(maxlen=_MAX_ERRORS)
 
     def error(self, caller: str, what: str) -> None:
@@ -106,6 +113,10 @@ class Meters:
         """Returns the figures; once for each heartbeat."""
         figures: dict[str, float] = {
             "calls_failed": self.failed,
+            "calls_expired": self.expired,
+            "calls_cancelled": self.cancelled,
+            "requests_dropped": self.dropped,
+            "results_discarded": self.discarded,
             "cpu_seconds": time.process_time(),
             "memory_bytes": _resident_bytes(),
         }

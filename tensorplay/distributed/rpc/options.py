@@ -15,6 +15,7 @@ from tensorplay.distributed.rpc.constants import (
     DEFAULT_PROCESS_GROUP_TIMEOUT,
     DEFAULT_RPC_TIMEOUT_SEC,
     DEFAULT_WINDOW_BYTES,
+    UNSET_RPC_TIMEOUT,
 )
 from tensorplay.distributed.rpc.shm import settings
 from tensorplay.errors import ConfigError, InvalidNameError
@@ -93,6 +94,19 @@ def check_name(name: str) -> None:
         )
     if not _NAME.fullmatch(name):
         raise InvalidNameError(f"Worker name must match {_NAME.pattern}, but got {name!r}")
+
+
+def checked_timeout(seconds: float | None) -> float:
+    """Returns the time-out of a call in seconds; 0, for None as well, is no limit.
+
+    Raises:
+        ConfigError: If it is negative, and not the value that stands for the default.
+    """
+    if seconds is None:
+        return 0.0
+    if not seconds >= 0 and seconds != UNSET_RPC_TIMEOUT:
+        raise ConfigError(f"a time-out is 0 or None (no limit) or more seconds, got {seconds}")
+    return seconds
 
 
 class RpcBackendOptions:

@@ -79,7 +79,7 @@ class RRef(Generic[T]):
         function: Callable[..., Any],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
+        timeout: float | None = UNSET_RPC_TIMEOUT,
     ) -> RRef[Any]:
         """Has ``owner`` run a function and keep the result; returns the reference to it."""
         context = agent.rrefs
@@ -158,13 +158,13 @@ class RRef(Generic[T]):
 
     # The object.
 
-    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
+    def to_here(self, timeout: float | None = UNSET_RPC_TIMEOUT) -> T:
         """Returns a copy of the object, or at its owner the object itself.
 
         Waits until the function that makes it has run.
 
         Args:
-            timeout: Seconds, 0 for no limit; by default the agent's.
+            timeout: Seconds, 0 or None for no limit; by default the agent's.
 
         Raises:
             OwnerLostError: If its owner is gone.
@@ -206,23 +206,23 @@ class RRef(Generic[T]):
 
     # Calls on the object.
 
-    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> RRefProxy:
+    def rpc_sync(self, timeout: float | None = UNSET_RPC_TIMEOUT) -> RRefProxy:
         """Returns a proxy: ``rref.rpc_sync().method(...)`` runs the method at the owner.
 
         Args:
-            timeout: Seconds for each call, 0 for no limit; by default the agent's.
+            timeout: Seconds for each call, 0 or None for no limit; by default the agent's.
         """
         from tensorplay.distributed.rpc import rref_proxy
 
         return rref_proxy.RRefProxy(self, rref_proxy.call_sync, timeout)
 
-    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> RRefProxy:
+    def rpc_async(self, timeout: float | None = UNSET_RPC_TIMEOUT) -> RRefProxy:
         """Returns a proxy as ``rpc_sync`` does, whose calls return futures."""
         from tensorplay.distributed.rpc import rref_proxy
 
         return rref_proxy.RRefProxy(self, rref_proxy.call_async, timeout)
 
-    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> RRefProxy:
+    def remote(self, timeout: float | None = UNSET_RPC_TIMEOUT) -> RRefProxy:
         """Returns a proxy as ``rpc_sync`` does, whose calls return references."""
         from tensorplay.distributed.rpc import rref_proxy
 
@@ -253,7 +253,7 @@ class RRef(Generic[T]):
         self._context.agent.call(owner, _backward, arguments, timeout=0, hooks=False).wait()
 
     def _get_type(
-        self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True
+        self, timeout: float | None = UNSET_RPC_TIMEOUT, blocking: bool = True
     ) -> type[T] | Future[type[T]]:
         """Returns the type of the object, or the future of it; the owner is asked once."""
         known = self._type

@@ -53,7 +53,7 @@ class Host(Protocol):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         *,
-        timeout: float = ...,
+        timeout: float | None = ...,
         hooks: bool = True,
         op: Op = Op.CALL,
         rref: RRefKey | None = None,

@@ -48,12 +48,14 @@ class RRefProxy:
     Args:
         rref: The reference.
         call: One of ``call_sync``, ``call_async`` and ``call_remote``.
-        timeout: Seconds for each call, 0 for no limit; by default the agent's.
+        timeout: Seconds for each call, 0 or None for no limit; by default the agent's.
     """
 
     __slots__ = ("_call", "_rref", "_timeout")
 
-    def __init__(self, rref: RRef[Any], call: Call, timeout: float = UNSET_RPC_TIMEOUT) -> None:
+    def __init__(
+        self, rref: RRef[Any], call: Call, timeout: float | None = UNSET_RPC_TIMEOUT
+    ) -> None:
         self._rref = rref
         self._call = call
         self._timeout = timeout
@@ -71,20 +73,22 @@ class RRefProxy:
 
 
 def call_async(
-    rref: RRef[Any], method: str, timeout: float, /, *args: Any, **kwargs: Any
+    rref: RRef[Any], method: str, timeout: float | None, /, *args: Any, **kwargs: Any
 ) -> Future[Any]:
     """Calls a method at the owner and returns the future of its result."""
     owner = rref._live_owner(f"{method}()")
     return rref._context.agent.call(owner, Method(rref, method), args, kwargs, timeout=timeout)
 
 
-def call_sync(rref: RRef[Any], method: str, timeout: float, /, *args: Any, **kwargs: Any) -> Any:
+def call_sync(
+    rref: RRef[Any], method: str, timeout: float | None, /, *args: Any, **kwargs: Any
+) -> Any:
     """Calls a method at the owner and returns its result."""
     return call_async(rref, method, timeout, *args, **kwargs).wait()
 
 
 def call_remote(
-    rref: RRef[Any], method: str, timeout: float, /, *args: Any, **kwargs: Any
+    rref: RRef[Any], method: str, timeout: float | None, /, *args: Any, **kwargs: Any
 ) -> RRef[Any]:
     """Calls a method at the owner, where its result stays; returns a reference to that.
 
