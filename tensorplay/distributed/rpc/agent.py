@@ -39,11 +39,7 @@ from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message
 from tensorplay.distributed.rpc.link import Link
 from tensorplay.distributed.rpc.meters import Meters
-from tensorplay.distributed.rpc.options import (
-    BrokerRpcBackendOptions,
-    WorkerInfo,
-    checked_timeout,
-)
+from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions, WorkerInfo, checked_timeout
 from tensorplay.distributed.rpc.orders import Orders
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import RRefContext
