@@ -12,6 +12,7 @@ _COMMANDS = {
     "broker": ("tensorplay.broker.cli", "Run the broker that workers and clients connect to."),
     "demo": ("tensorplay.demo.cli", "Train a model that is spread over two workers."),
     "keys": ("tensorplay.commands.keys", "Make keys, and say which may connect to a broker."),
+    "launch": ("tensorplay.commands.launch", "Start a broker and workers on this machine."),
     "worker": ("tensorplay.worker.cli", "Run a worker: it owns modules and runs calls."),
 }
 

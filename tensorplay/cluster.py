@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +13,7 @@ from typing import Any
 
 from tensorplay.distributed import rpc
 from tensorplay.errors import BrokerError, ConfigError, WorkerLostError
-from tensorplay.worker.launcher import END_SECONDS, ForkServerClient, end_with_input, spawn
+from tensorplay.worker.launcher import END_SECONDS, ForkServerClient, local_broker
 from tensorplay.worker.serve import WorkerConfig
 
 __all__ = ["ForkServerClient", "LocalCluster", "local_cluster"]
@@ -174,7 +173,9 @@ def local_cluster(
     with ExitStack() as stack:
         # The fork server comes first: it imports torch while the broker starts.
         server = fork_server or stack.enter_context(ForkServerClient())
-        broker, address = stack.enter_context(_broker(("--curve-dir", curve_dir, *broker_options)))
+        broker, address = stack.enter_context(
+            local_broker("--curve-dir", curve_dir, *broker_options)
+        )
         template = WorkerConfig(
             name="template",
             broker=address,
@@ -205,23 +206,3 @@ def _with_keys(
 def _leave() -> None:
     if rpc._is_current_rpc_agent_set():
         rpc.shutdown(graceful=False)
-
-
-@contextmanager
-def _broker(options: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = spawn(
-        "tensorplay.broker",
-        *("--bind", "tcp://127.0.0.1:0", "--log-level", "warning", "--exit-with-parent"),
-        *options,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise BrokerError(
-                f"the broker ended with exit code {process.wait()}; standard error says why"
-            )
-        yield process, line.split()[-1]
-    finally:
-        end_with_input(process)
-        process.stdout.close()

@@ -17,10 +17,10 @@ class Follower:
 
     Args:
         command: What to run.
-        environment: Its environment.
+        environment: Its environment; by default this process's.
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self.output = ""
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
@@ -33,6 +33,20 @@ class Follower:
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Sends the process a signal."""
+        self._process.send_signal(number)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

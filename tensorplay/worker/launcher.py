@@ -1,4 +1,4 @@
-"""The other end of the fork server: has it start workers, and hears of their end."""
+"""Starts processes that end with this one: a broker, and workers by way of the fork server."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -135,3 +135,34 @@ def end_with_input(process: subprocess.Popen[str]) -> None:
     finally:  # also when this process is interrupted while it waits
         process.kill()
         process.wait()
+
+
+@contextmanager
+def local_broker(
+    *options: str, bind: str = "tcp://127.0.0.1:0"
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs a broker while it lasts, and yields its process and its address.
+
+    Args:
+        *options: Further options of its command line.
+        bind: Where it listens.
+
+    Raises:
+        BrokerError: If it does not come up.
+    """
+    process = spawn(
+        "tensorplay.broker",
+        *("--bind", bind, "--log-level", "warning", "--exit-with-parent"),
+        *options,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise BrokerError(
+                f"the broker ended with exit code {process.wait()}; standard error says why"
+            )
+        yield process, line.split()[-1]
+    finally:
+        end_with_input(process)
+        process.stdout.close()
