@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 import click
@@ -30,6 +31,8 @@ KILLED = 137
 
 #: Seconds that a worker which is told to end has to finish its registration.
 _MOMENT = 0.5
+#: Seconds after which a signal is noticed at the latest.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,7 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
     # In a thread of its own, so that a signal ends the wait for a broker.
     joining = threading.Thread(target=join, name="tensorplay-join", daemon=True)
     joining.start()
-    first = news.get()
+    first = _next(news)
     if isinstance(first, BaseException):
         raise first
     if first is _END:
@@ -137,13 +140,24 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
         for module in config.imports:  # after the registration: loading may take long
             importlib.import_module(module)
         if agent.failure is None:  # else it failed before it could be told
-            news.get()
+            _next(news)
     if agent.failure is not None:
         raise agent.failure
     _log.info("finishing the calls under way, then leaving")
     if not agent.drain(config.drain_timeout):
         _log.warning("left with calls under way after %s s", config.drain_timeout)
     rpc.shutdown(graceful=False)
+
+
+def _next(news: SimpleQueue[object]) -> object:
+    """Waits for news.
+
+    A signal that comes in the moment before the wait begins does not interrupt it, and its
+    handler runs only after it: so it ends now and then.
+    """
+    while True:
+        with suppress(Empty):
+            return news.get(timeout=_LOOK_SECONDS)
 
 
 def _register(config: WorkerConfig) -> None:

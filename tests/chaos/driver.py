@@ -172,7 +172,8 @@ class Driver:
 
         def restart() -> None:
             process.join(PATIENCE)
-            if process.exitcode != 0:
+            # One that has hardly begun has no handler yet.
+            if process.exitcode not in (0, -signal.SIGTERM):
                 self.result.complaints.append(
                     f"{target} ended with {process.exitcode} when told to by SIGTERM"
                 )
