@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from tensorplay.protocol import batch, wire
@@ -72,6 +73,15 @@ class Item(NamedTuple):
     frames: Frames
 
 
+@dataclass(slots=True)
+class _Stream:
+    """A payload that goes in chunks: the id of its call, what is to come of it, and the bytes."""
+
+    id: int
+    chunks: Iterator[Item]
+    left: int
+
+
 class Channel:
     """This peer's side of the channel to another: what it sends there and takes from there.
 
@@ -89,7 +99,7 @@ class Channel:
         self._window = window
         # Sending.
         self._small: deque[Item] = deque()
-        self._streams: deque[tuple[int, Iterator[Item]]] = deque()  # with their ids
+        self._streams: deque[_Stream] = deque()
         self._ahead: Item | None = None  # the chunk that comes next
         self._burst = 0
         self._seq = 0  # of the last message that was sent
@@ -98,6 +108,7 @@ class Channel:
         self._transit = 0  # their bytes
         self._sent_bytes = 0
         self._freed_bytes = 0  # of them, what the receiver has consumed
+        self._dropped_bytes = 0  # of what was posted, what never will be
         self._syncing = False  # sends nothing until a SYNC is answered
         self._away = False  # the receiver is not there at the moment
         self._sync_at = float("inf")
@@ -126,6 +137,11 @@ class Channel:
         return self._sent_bytes - self._freed_bytes
 
     @property
+    def finished(self) -> int:
+        """Bytes that were posted and are consumed by the receiver, or given up."""
+        return self._freed_bytes + self._dropped_bytes
+
+    @property
     def unacknowledged(self) -> int:
         """Messages that were sent and of which it is unknown whether they have arrived."""
         return len(self._unacknowledged)
@@ -141,7 +157,7 @@ class Channel:
     ) -> None:
         """Queues a request or reply whose payload goes in chunks."""
         self._small.append(Item(kind, id, size, 0, (header,)))
-        self._streams.append((id, _chunks(kind, id, payload)))
+        self._streams.append(_Stream(id, _chunks(kind, id, payload), size))
 
     def take(self, now: float) -> Frames | None:
         """Returns the next message to send, or None if nothing may go now."""
@@ -175,6 +191,7 @@ class Channel:
                     if queue is self._unacknowledged:
                         self._transit -= item.cost
                         self._sent_bytes -= item.cost
+                        self._dropped_bytes += item.cost
 
     # Recovery.
 
@@ -355,17 +372,21 @@ class Channel:
     def _next_chunk(self) -> Item | None:
         """Returns the next chunk of the streams, which take turns."""
         while self._streams:
-            id, stream = self._streams.popleft()
-            chunk = next(stream, None)
+            stream = self._streams.popleft()
+            chunk = next(stream.chunks, None)
             if chunk is not None:
-                self._streams.append((id, stream))
+                stream.left -= chunk.cost
+                self._streams.append(stream)
                 return chunk
         return None
 
     def _drop_stream(self, id: int) -> None:
-        if any(number == id for number, _ in self._streams):
-            self._streams = deque(entry for entry in self._streams if entry[0] != id)
+        given_up = [stream for stream in self._streams if stream.id == id]
+        if given_up:
+            self._dropped_bytes += sum(stream.left for stream in given_up)
+            self._streams = deque(stream for stream in self._streams if stream.id != id)
         if self._ahead is not None and self._ahead.id == id:
+            self._dropped_bytes += self._ahead.cost
             self._ahead = None
 
     def _admits(self, cost: int) -> bool:

@@ -178,6 +178,11 @@ class Outbox:
             if channel.outstanding
         }
 
+    def finished(self, dst: int) -> int:
+        """Returns how many of the bytes for a receiver it has consumed, or never will."""
+        channel = self._channels.get(dst)
+        return 0 if channel is None else channel.finished
+
     def _channel(self, dst: int) -> Channel:
         channel = self._channels.get(dst)
         if channel is None:

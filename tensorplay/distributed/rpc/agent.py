@@ -34,7 +34,7 @@ from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.caller import Caller
 from tensorplay.distributed.rpc.collective import Collectives
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
-from tensorplay.distributed.rpc.executor import Executor
+from tensorplay.distributed.rpc.executor import Executor, blocked
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message
 from tensorplay.distributed.rpc.link import Link
@@ -50,6 +50,7 @@ from tensorplay.errors import (
     NotInitializedError,
     ProtocolError,
     RegistrationError,
+    RpcTimeoutError,
 )
 from tensorplay.protocol import wire
 from tensorplay.protocol.calls import Op, Reply, Request
@@ -83,6 +84,18 @@ READ_SECONDS = 2.0
 RELIEF_SECONDS = 0.1
 #: Seconds between two messages that tell the broker of calls that have raised.
 _ERRORS_SECONDS = 1.0
+
+
+def late(peer: PeerInfo) -> Future[Any]:
+    """Returns the future of a call whose time was up before it could be sent."""
+    future: Future[Any] = Future()
+    future.set_exception(
+        RpcTimeoutError(
+            f"RPC ran for more than set timeout before it was sent: {peer.name!r} has not "
+            "consumed what it was sent before (window_bytes of BrokerRpcBackendOptions)"
+        )
+    )
+    return future
 
 
 class Agent:
@@ -336,13 +349,38 @@ class Agent:
             SerializationError: If an argument cannot travel; nothing is sent then.
             MessageTooLargeError: If the payload exceeds the broker's limit.
             ConfigError: If the time-out is negative.
+
+        A caller that is ahead of the callee by the options' ``window_bytes`` waits until the
+        callee has consumed some of them.
         """
         self._check_usable()
         timeout = checked_timeout(timeout)
+        if peer.incarnation != self.incarnation and self._link.full(peer.incarnation):
+            left = self._wait_for_room(peer, timeout)
+            if left is None:
+                return late(peer)
+            timeout = left
         future = self._caller.call(peer, function, args, kwargs or {}, timeout, hooks, op, rref)
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
             self._caller.lose(peer, self.roster.departure(peer))
+            self._link.drop(peer.incarnation)  # nobody else would
         return future
+
+    def _wait_for_room(self, peer: PeerInfo, timeout: float) -> float | None:
+        """Waits until a slow peer has consumed something.
+
+        Returns:
+            What is left of the time-out; None if it has passed.
+        """
+        seconds = self.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else timeout
+        started = time.monotonic()
+        with blocked():
+            self._link.wait_for_room(peer.incarnation, seconds or None)
+        self._check_usable()
+        if not seconds:
+            return seconds
+        left = seconds - (time.monotonic() - started)
+        return left if left > 0 else None
 
     def flush_refs(self) -> None:
         """Sends the reference counts that are due, before whatever is sent next."""
@@ -378,6 +416,8 @@ class Agent:
             self._complete_message(Message(route, header, frames))
             return
         if size <= CHUNK_BYTES:
+            # What lies in shared memory does not travel, but takes its part of the window.
+            size += sum(block.nbytes for block in header.blocks)
             self._link.send(route.dst, kind, route.id, size, wire.encode(header), *frames)
         else:
             header = msgspec.structs.replace(header, sizes=[len(frame) for frame in frames])

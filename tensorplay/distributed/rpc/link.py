@@ -150,6 +150,11 @@ class Link:
         os.set_blocking(self._wake_in, False)
         self._context: zmq.Context[Any] = zmq.Context()
         self._dealer: Dealer | None = None
+        self._window = window
+        self._room = threading.Condition()
+        self._entered: dict[int, int] = {}  # bytes for each peer since the two met
+        self._waiting_for_room = 0
+        self._pumping = 0  # the thread that holds ``_using`` in ``pump``
         self._poller = select.poll()
         self._connected_at = 0.0
         self._connect_again_at = math.inf
@@ -171,12 +176,14 @@ class Link:
 
     def send(self, dst: int, kind: Kind, id: int, size: int, *frames: Frame) -> None:
         """Queues a message whose payload is at most one chunk; ``wake`` or ``pump`` sends it."""
+        self._enter(dst, size)
         self._posted.append((self._outbox.post, (dst, kind, id, size, frames)))
 
     def send_stream(
         self, dst: int, kind: Kind, id: int, size: int, header: bytes, payload: Sequence[memoryview]
     ) -> None:
         """Queues a request or reply that goes in chunks; ``wake`` or ``pump`` sends it."""
+        self._enter(dst, size)
         self._posted.append((self._outbox.post_stream, (dst, kind, id, size, header, payload)))
 
     def tell(self, message: Control) -> None:
@@ -189,6 +196,24 @@ class Link:
         self._posted.append((self._closed.set, ()))
         self.wake()
 
+    def full(self, dst: int) -> bool:
+        """Returns whether a window's bytes wait for a peer, here or there: then send no more."""
+        return self._entered.get(dst, 0) - self._outbox.finished(dst) >= self._window
+
+    def wait_for_room(self, dst: int, timeout: float | None) -> None:
+        """Waits until a peer is not ``full`` any more, or has gone, or the time is up.
+
+        Whoever runs the handlers does not wait: what makes room comes by way of them.
+        """
+        if threading.get_ident() in (self._thread.ident, self._pumping):
+            return
+        with self._room:
+            self._waiting_for_room += 1
+            try:
+                self._room.wait_for(lambda: self._closed.is_set() or not self.full(dst), timeout)
+            finally:
+                self._waiting_for_room -= 1
+
     def consumed(self, src: int, size: int) -> None:
         """Grants ``src`` credit for bytes of its that have been dealt with."""
         if size:
@@ -197,7 +222,7 @@ class Link:
 
     def drop(self, peer: int) -> None:
         """Forgets what is waiting for a peer that is gone."""
-        self._posted.append((self._outbox.drop, (peer,)))
+        self._posted.append((self._drop, (peer,)))
         self.wake()
 
     def wake(self) -> None:
@@ -219,6 +244,7 @@ class Link:
         ):
             self.wake()
             return
+        self._pumping = threading.get_ident()
         try:
             if self._closed.is_set():
                 return
@@ -229,6 +255,7 @@ class Link:
             self.wake()
             raise
         finally:
+            self._pumping = 0
             self._using.release()
         if more or self._posted or due < self._sleeps_until:
             self.wake()
@@ -275,6 +302,8 @@ class Link:
         finally:
             with self._using:
                 self._closed.set()
+                with self._room:
+                    self._room.notify_all()
                 if self._dealer is not None:
                     self._dealer.close()
                 self._context.term()
@@ -323,6 +352,9 @@ class Link:
         self._run_posted()
         self._flush()
         more = self._receive()
+        if self._waiting_for_room:
+            with self._room:
+                self._room.notify_all()
         self._handlers.on_idle()
         self._run_posted()
         self._flush()
@@ -359,6 +391,7 @@ class Link:
     def _routed(self, route: Route, frames: Sequence[Frame], now: float) -> None:
         verdict = self._outbox.receive(route, now)
         if verdict is Verdict.FORGOTTEN:
+            self._leave_room(route.src)
             self._handlers.on_forgotten(route.src)
             verdict = self._outbox.receive(route, now)
         if verdict is not Verdict.HANDLE or route.kind == Kind.VOID:
@@ -371,6 +404,20 @@ class Link:
                 self._handlers.on_message(Route(kind, route.dst, route.src, id, size), parts)
         except ProtocolError as error:
             _log.warning("dropped a message of peer %d: %s", route.src, error)
+
+    def _enter(self, dst: int, size: int) -> None:
+        with self._room:
+            self._entered[dst] = self._entered.get(dst, 0) + size
+
+    def _drop(self, peer: int) -> None:
+        self._outbox.drop(peer)
+        self._leave_room(peer)
+
+    def _leave_room(self, peer: int) -> None:
+        """Forgets what was for a peer with which a new channel begins, if any."""
+        with self._room:
+            self._entered.pop(peer, None)
+            self._room.notify_all()
 
     def _consumed(self, src: int, size: int) -> None:
         self._outbox.consumed(src, size, time.monotonic())
