@@ -14,6 +14,7 @@
     ├── RpcTimeoutError (TimeoutError, RuntimeError)      a call outlived its time-out
     ├── GraphLostError (RuntimeError)        a backward needs what is kept nowhere any more
     ├── RRefError (RuntimeError)             a remote reference used where or when it cannot be
+    ├── NotAllowedError (PermissionError, RuntimeError)  what others sent may not be loaded here
     ├── SerializationError (TypeError, RuntimeError)  an object that cannot travel
     ├── CodeNotFoundError (AttributeError, RuntimeError)  code sent by name that is not here
     ├── AsyncResultError (TypeError, RuntimeError)  an async_execution function without a future
@@ -36,6 +37,7 @@ __all__ = [
     "GraphLostError",
     "InvalidNameError",
     "MessageTooLargeError",
+    "NotAllowedError",
     "NotInitializedError",
     "OwnerLostError",
     "ProtocolError",
@@ -104,6 +106,10 @@ class GraphLostError(TensorPlayError, RuntimeError):
 
 class RRefError(TensorPlayError, RuntimeError):
     """A remote reference was used where, or when, it cannot be."""
+
+
+class NotAllowedError(TensorPlayError, PermissionError, RuntimeError):
+    """Something that a peer sent, or asked for, may not be loaded or called here."""
 
 
 class SerializationError(TensorPlayError, TypeError, RuntimeError):

@@ -102,6 +102,16 @@ from tensorplay.version import __version__
     help="The broker's public key, or a file with it; by default DIR/broker.key.",
 )
 @click.option(
+    "--allow",
+    multiple=True,
+    metavar="NAME",
+    envvar="TENSORPLAY_ALLOW",
+    show_envvar=True,
+    help="Load and call for others only this module, with what is below it, or this class or "
+    "function, beside plain values and tensors; may be repeated (in the variable: separated by "
+    "spaces).",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0),
     default=10.0,
@@ -125,6 +135,7 @@ def main(
     curve_dir: str | None,
     curve_key: str | None,
     curve_server: str | None,
+    allow: tuple[str, ...],
     drain_timeout: float,
     log_level: str,
     log_json: bool,
@@ -153,6 +164,7 @@ def main(
             curve_dir=curve_dir,
             curve_key=curve_key,
             curve_server=curve_server,
+            allow=allow or None,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None

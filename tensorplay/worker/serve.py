@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -56,6 +56,7 @@ class WorkerConfig:
         curve_dir: The key directory, see ``BrokerRpcBackendOptions``.
         curve_key: Name of the worker's key in it.
         curve_server: The broker's public key.
+        allow: What others may have the worker load and call; None is anything.
     """
 
     name: str
@@ -71,6 +72,7 @@ class WorkerConfig:
     curve_dir: str | None = None
     curve_key: str | None = None
     curve_server: str | None = None
+    allow: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 0:
@@ -172,6 +174,7 @@ def _register(config: WorkerConfig) -> None:
             curve_dir=config.curve_dir,
             curve_key=config.curve_key,
             curve_server=config.curve_server,
+            allow=config.allow,
         ),
         broker=config.broker,
         role=Role.WORKER,

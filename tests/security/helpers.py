@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,11 @@ from typing import Any
 import zmq
 
 from tensorplay import keys
+from tensorplay.broker import Broker
+from tensorplay.distributed import rpc
+from tensorplay.distributed.rpc.address import BrokerAddress
+from tensorplay.distributed.rpc.agent import Agent
+from tensorplay.protocol.messages import Role
 from tests.broker.helpers import RawPeer
 
 #: Seconds between heartbeats, and of silence that means loss.
@@ -43,3 +50,19 @@ def dial(context: zmq.Context[Any], address: str, own: keys.PeerKeys | None) -> 
             zmq.CURVE_SECRETKEY: own.own.secret,
         }
     return RawPeer(context, address, options)
+
+
+@contextmanager
+def agent(name: str, broker: Broker, **options: Any) -> Iterator[Agent]:
+    """Runs an agent of this process."""
+    made = Agent(
+        name,
+        BrokerAddress.parse(broker.address),
+        role=Role.CLIENT,
+        options=rpc.BrokerRpcBackendOptions(**options),
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close(timeout=1.0)

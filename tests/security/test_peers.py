@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +19,8 @@ from tensorplay.broker.check import check
 from tensorplay.cli import main as command
 from tensorplay.cluster import ForkServerClient, local_cluster
 from tensorplay.distributed import rpc
-from tensorplay.distributed.rpc.address import BrokerAddress
-from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.errors import BrokerError, ConfigError, RegistrationError
-from tensorplay.protocol.messages import Role
-from tests.security.helpers import KeyRing
-
-
-@contextmanager
-def agent(name: str, broker: Broker, **options: Any) -> Iterator[Agent]:
-    made = Agent(
-        name,
-        BrokerAddress.parse(broker.address),
-        role=Role.CLIENT,
-        options=rpc.BrokerRpcBackendOptions(**options),
-    )
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close(timeout=1.0)
+from tests.security.helpers import KeyRing, agent
 
 
 def test_a_cluster_with_keys(ring: KeyRing, fork_server: ForkServerClient) -> None:

@@ -13,6 +13,7 @@ from tensorplay.distributed.autograd.engine import engine
 from tensorplay.distributed.autograd.nodes import edge_of
 from tensorplay.distributed.autograd.passes import Gradients, Key
 from tensorplay.distributed.autograd.threads import thread
+from tensorplay.distributed.rpc.allow import wire_safe
 from tensorplay.errors import NotInitializedError
 
 __all__ = ["backward", "context", "get_gradients"]
@@ -125,6 +126,7 @@ def _take_from(
     return result
 
 
+@wire_safe(gradients=True)
 def _take_there(
     context_id: int, creator: int, number: int, gradients: Gradients
 ) -> list[tuple[Key, Gradients]]:
@@ -161,6 +163,7 @@ def _new_context() -> DistAutogradContext:
     return thread.context
 
 
+@wire_safe(gradients=True)
 def _release_context(context_id: int) -> None:
     if thread.context is not None and thread.context.id == context_id:
         thread.context = None

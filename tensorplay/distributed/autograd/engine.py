@@ -46,6 +46,7 @@ from tensorplay.distributed.autograd.passes import Gradients, Key, Pass
 from tensorplay.distributed.autograd.threads import thread
 from tensorplay.distributed.rpc import current
 from tensorplay.distributed.rpc.agent import Agent
+from tensorplay.distributed.rpc.allow import wire_safe
 from tensorplay.errors import GraphLostError, OwnerLostError, ProtocolError
 from tensorplay.protocol.messages import Departure, PeerInfo
 
@@ -481,6 +482,7 @@ def existing_engine() -> Engine | None:
     return known if known is not None and current.is_set() else None
 
 
+@wire_safe(gradients=True)
 def _run_backward(
     graph: int,
     gradients: Gradients,
@@ -498,10 +500,12 @@ def _run_backward(
         return here.run_backward(graph, gradients, accumulate, keep, create, context)
 
 
+@wire_safe(gradients=True)
 def _take(number: int, gradients: Gradients) -> None:
     engine().deliver((engine().agent.incarnation, number), gradients)
 
 
+@wire_safe(gradients=True)
 def _drop(graphs: list[int]) -> None:
     engine().drop(graphs)
 

@@ -16,6 +16,7 @@ from tensorplay.distributed.optim import gradients
 from tensorplay.distributed.optim.options import detached
 from tensorplay.distributed.optim.owners import Call, Param, call_all, call_owners, shares, value
 from tensorplay.distributed.rpc import RRef
+from tensorplay.distributed.rpc.allow import wire_safe
 
 
 def needs_closure(optimizer_class: Callable[..., Any]) -> bool:
@@ -95,10 +96,12 @@ def _read(rrefs: Sequence[RRef[Any]]) -> list[torch.Tensor]:
 # These run at the owners.
 
 
+@wire_safe()
 def _values(params: Sequence[Param]) -> list[tuple[torch.Tensor, bool]]:
     return [(detached(value(param)), value(param).requires_grad) for param in params]
 
 
+@wire_safe()
 @torch.no_grad()
 def _write(params: Sequence[Param], data: Sequence[torch.Tensor]) -> None:
     for param, new in zip(params, data, strict=True):

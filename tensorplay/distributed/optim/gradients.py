@@ -13,6 +13,7 @@ import torch
 from tensorplay.distributed.optim.options import detached
 from tensorplay.distributed.optim.owners import Call, Param, call_all, call_owners, shares, value
 from tensorplay.distributed.rpc import RRef
+from tensorplay.distributed.rpc.allow import wire_safe
 
 
 def get_grads(params: Sequence[Param]) -> list[torch.Tensor | None]:
@@ -68,6 +69,7 @@ def _grads(params: Sequence[Param]) -> list[torch.Tensor]:
     return [grad for grad in (value(param).grad for param in params) if grad is not None]
 
 
+@wire_safe()
 def _get_grads(params: Sequence[Param]) -> list[torch.Tensor | None]:
     grads = [value(param).grad for param in params]
     if not isinstance(params[0], RRef):
@@ -75,12 +77,14 @@ def _get_grads(params: Sequence[Param]) -> list[torch.Tensor | None]:
     return [None if grad is None else detached(grad) for grad in grads]
 
 
+@wire_safe()
 def _set_grads(params: Sequence[Param], grads: Sequence[torch.Tensor | None]) -> None:
     for param, grad in zip(params, grads, strict=True):
         found = value(param)
         found.grad = None if grad is None else grad.to(found.device)
 
 
+@wire_safe()
 def _zero(params: Sequence[Param], set_to_none: bool) -> None:
     for param in params:
         found = value(param)
@@ -90,6 +94,7 @@ def _zero(params: Sequence[Param], set_to_none: bool) -> None:
             found.grad = found.grad.detach().zero_()
 
 
+@wire_safe()
 def _norms(
     params: Sequence[Param], norm_type: float, foreach: bool | None
 ) -> tuple[list[int], torch.Tensor]:
@@ -104,6 +109,7 @@ def _norms(
     return present, torch.stack([norm.cpu() for norm in found]) if found else torch.empty(0)
 
 
+@wire_safe()
 @torch.no_grad()
 def _scale(params: Sequence[Param], factor: torch.Tensor, foreach: bool | None) -> None:
     by_device: dict[torch.device, list[torch.Tensor]] = {}
@@ -118,10 +124,12 @@ def _scale(params: Sequence[Param], factor: torch.Tensor, foreach: bool | None) 
             torch._foreach_mul_(grads, here)
 
 
+@wire_safe()
 def _clip(params: Sequence[Param], limit: float, foreach: bool | None) -> None:
     torch.nn.utils.clip_grad_value_([value(param) for param in params], limit, foreach)
 
 
+@wire_safe()
 @torch.no_grad()
 def _unscale(params: Sequence[Param], factor: float) -> bool:
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}

@@ -14,6 +14,7 @@ from tensorplay.distributed.autograd import dist
 from tensorplay.distributed.optim.options import Options, detached, options, replaced, update
 from tensorplay.distributed.optim.owners import value
 from tensorplay.distributed.rpc import RRef
+from tensorplay.distributed.rpc.allow import wire_safe
 
 T = TypeVar("T")
 
@@ -24,6 +25,7 @@ _locks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _locks_guard = threading.Lock()
 
 
+@wire_safe(builds=True, calls=False)
 class ParamInfo(NamedTuple):
     """What is known of a parameter elsewhere."""
 
@@ -32,6 +34,7 @@ class ParamInfo(NamedTuple):
     requires_grad: bool
 
 
+@wire_safe(builds=True, calls=False)
 class GroupInfo(NamedTuple):
     """A parameter group: its options, and what its parameters are like."""
 
@@ -39,6 +42,7 @@ class GroupInfo(NamedTuple):
     params: list[ParamInfo]
 
 
+@wire_safe(builds=True, calls=False)
 class ShardInfo(NamedTuple):
     """What the constructor of an optimizer made of its arguments."""
 
@@ -178,6 +182,7 @@ def create(
     return shard, shard.describe()
 
 
+@wire_safe(vets=(0,))
 def create_remotely(
     optimizer_class: Callable[..., torch.optim.Optimizer],
     params: Sequence[Any],
@@ -189,6 +194,7 @@ def create_remotely(
     return RRef(shard), detached(info)
 
 
+@wire_safe()
 def step(
     shard: Shard | RRef[Shard], context_id: int | None, changes: Sequence[Options]
 ) -> list[Options]:
@@ -198,11 +204,13 @@ def step(
     return _answer(shard, new)
 
 
+@wire_safe()
 def zero_grad(shard: Shard | RRef[Shard], set_to_none: bool) -> None:
     """See ``Shard.zero_grad``."""
     _found(shard).zero_grad(set_to_none)
 
 
+@wire_safe()
 def state(shard: Shard | RRef[Shard]) -> dict[Any, Any]:
     """See ``Shard.state``."""
     found = _found(shard)
@@ -210,6 +218,7 @@ def state(shard: Shard | RRef[Shard]) -> dict[Any, Any]:
         return _answer(shard, found.state())
 
 
+@wire_safe()
 def load(
     shard: Shard | RRef[Shard], state: Mapping[Any, Any], groups: list[dict[str, Any]]
 ) -> list[Options]:
@@ -217,18 +226,23 @@ def load(
     return _answer(shard, _found(shard).load(state, groups))
 
 
+@wire_safe()
 def add_group(shard: Shard | RRef[Shard], group: dict[str, Any]) -> GroupInfo:
     """See ``Shard.add_group``."""
     return _answer(shard, _found(shard).add_group(group))
 
 
+@wire_safe()
 def remove_last_group(shard: Shard | RRef[Shard]) -> None:
     """See ``Shard.remove_last_group``."""
     _found(shard).remove_last_group()
 
 
 def _found(shard: Shard | RRef[Shard]) -> Shard:
-    return shard.local_value() if isinstance(shard, RRef) else shard
+    found: Any = shard.local_value() if isinstance(shard, RRef) else shard
+    if not isinstance(found, Shard):
+        raise TypeError(f"an RRef to a shard was expected, not to a {type(found).__qualname__}")
+    return found
 
 
 def _answer(shard: Shard | RRef[Shard], result: T) -> T:

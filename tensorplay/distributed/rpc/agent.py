@@ -43,6 +43,7 @@ from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions, WorkerIn
 from tensorplay.distributed.rpc.orders import Orders
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import RRefContext
+from tensorplay.distributed.rpc.rules import Rules
 from tensorplay.distributed.rpc.shm import SharedMemory
 from tensorplay.errors import (
     BrokerError,
@@ -151,6 +152,7 @@ class Agent:
             lambda incarnation: self.roster.get(incarnation) is not None,
             enabled=options.shm,
         )
+        self.rules = Rules(self.roster, options.allow, options.allow_replies)
         self._caller = Caller(
             self.incarnation,
             name,
@@ -161,6 +163,7 @@ class Agent:
             self._send_cancel,
             self.shared.leases_for,
             self.meters,
+            self.rules,
         )
         hello = Hello(
             protocol=PROTOCOL_VERSION,
@@ -461,6 +464,7 @@ class Agent:
                 self._link.consumed,
                 self.shared,
                 self.meters,
+                self.rules,
             )
         self._registered.set()
 
@@ -586,6 +590,7 @@ class Agent:
             "requests_unwanted": 0 if callee is None else callee.unwanted(),
             "requests_queued": self.executor.backlog,
             "threads": self.executor.size,
+            "violations": self.rules.violations,
             **self.rrefs.stats(),
             **self.shared.stats(),
             **hooks.current().stats(),

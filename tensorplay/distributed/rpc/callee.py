@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception, shm
+from tensorplay.distributed.rpc import allow, hooks, internal, payload, remote_exception, shm
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.rref_context import RRefContext
+from tensorplay.distributed.rpc.rules import Rules
 from tensorplay.distributed.rpc.shm import SharedMemory
 from tensorplay.errors import AsyncResultError, BrokerError, RpcTimeoutError
 from tensorplay.protocol.calls import Op, Reply, Request, Status, decode_changes
@@ -73,6 +74,7 @@ class Callee:
         consumed: Grants a sender credit for so many bytes.
         shared: The memory that this process shares with others.
         meters: Where durations and failures are counted.
+        rules: What the peers may have this one load and call.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Callee:
         consumed: Callable[[int, int], None],
         shared: SharedMemory,
         meters: Meters,
+        rules: Rules,
     ) -> None:
         self._me = me
         self._rrefs = rrefs
@@ -92,6 +95,7 @@ class Callee:
         self._consumed = consumed
         self._shared = shared
         self._meters = meters
+        self._rules = rules
         self._jobs: dict[tuple[int, int], Job] = {}
         self._drained = threading.Condition()
 
@@ -161,8 +165,18 @@ class Callee:
         if job.cancelled or time.monotonic() > job.expires:
             self._drop(job)
             return
+        guard = self._rules.of_request(job.src)
+        if guard is None:
+            self._execute(job)
+        else:
+            with allow.guarding(guard):
+                self._execute(job)
+
+    def _execute(self, job: Job) -> None:
         try:
             function, args, kwargs = self._unpack(job)
+            if (guard := allow.current()) is not None:
+                guard.check_request(function, args, kwargs)
             if job.execution is None:
                 result = function(*args, **kwargs)
             else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tensorplay.distributed.rpc import hooks, internal, payload, remote_exception, shm
+from tensorplay.distributed.rpc import allow, hooks, internal, payload, remote_exception, shm
 from tensorplay.distributed.rpc.calls import CallTable, Failed, PendingCall
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor
@@ -19,6 +19,7 @@ from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import Exporter, RRefContext
+from tensorplay.distributed.rpc.rules import Rules
 from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.errors import MessageTooLargeError, RpcTimeoutError, WorkerLostError
 from tensorplay.protocol import wire
@@ -45,6 +46,7 @@ class Caller:
         cancel: Tells a callee that a request's result is not wanted any more.
         leases_for: Returns what gives memory that a peer shares, if it does.
         meters: Where durations are counted.
+        rules: What the peers may have this one load.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Caller:
         cancel: Callable[[PeerInfo, int], None],
         leases_for: Callable[[PeerInfo], Leases | None],
         meters: Meters,
+        rules: Rules,
     ) -> None:
         self.rpc_timeout = options.rpc_timeout
         self.completions = Executor(COMPLETION_THREADS, f"tensorplay-{name}-replies")
@@ -69,6 +72,7 @@ class Caller:
         self._send_cancel = cancel
         self._leases_for = leases_for
         self._meters = meters
+        self._rules = rules
         self._calls = CallTable()
         self._refs_lock = threading.RLock()  # a finalizer may call in here
 
@@ -258,6 +262,13 @@ class Caller:
         return self._calls.wait_empty(timeout)
 
     def _decode(self, call: PendingCall, message: Message) -> Any:
+        guard = self._rules.of_reply(call.peer)
+        if guard is allow.current():  # None, as a rule
+            return self._decode_guarded(call, message)
+        with allow.guarding(guard):
+            return self._decode_guarded(call, message)
+
+    def _decode_guarded(self, call: PendingCall, message: Message) -> Any:
         reply = message.header
         assert isinstance(reply, Reply)
         try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tensorplay.distributed.rpc import current
+from tensorplay.distributed.rpc import allow, current
 from tensorplay.distributed.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from tensorplay.errors import RpcTimeoutError, WorkerLostError, WorkerNotFoundError
 
@@ -155,23 +155,29 @@ def _abort(agent: Agent, key: _Key, round_: _Round, seconds: float) -> None:
             future.add_done_callback(lambda done: None)  # whoever is gone as well is no news
 
 
+@allow.wire_safe()
 def _gather(key: _Key, name: str, obj: Any) -> None:
     """On the leader: takes what a member gives."""
+    allow.check_sender(name)
     round_ = current.agent().collectives.get(key)
     round_.objects[name] = obj
     if set(round_.objects) == set(key[0]):
         round_.complete.set()
 
 
+@allow.wire_safe()
 def _finish(key: _Key, objects: dict[str, Any]) -> None:
     """On a follower: takes what all members gave."""
+    allow.check_sender(key[0][0])
     round_ = current.agent().collectives.get(key)
     round_.objects = objects
     round_.complete.set()
 
 
+@allow.wire_safe()
 def _fail(key: _Key, lost: str) -> None:
     """On a follower: learns that a member is gone."""
+    allow.check_sender(key[0][0])
     round_ = current.agent().collectives.get(key)
     round_.lost = lost
     round_.complete.set()

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tensorplay.distributed.rpc.allow import wire_safe
 from tensorplay.distributed.rpc.constants import (
     DEFAULT_CONNECT_TIMEOUT_SEC,
     DEFAULT_NUM_WORKER_THREADS,
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 
+@wire_safe(builds=True, calls=False)
 class WorkerInfo:
     """Name and id of a peer; immutable, hashable, equal by both.
 
@@ -172,6 +174,9 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
             name that it registers.
         curve_server: The broker's public key, or a file with it; by default
             TENSORPLAY_CURVE_SERVER, or ``broker.key`` in the key directory.
+        allow: What requests of others may load and call here, beside plain values: modules, each
+            with what is below it, and full names of classes and functions. None is anything.
+        allow_replies: What replies of others may load here, likewise.
 
     Raises:
         ConfigError: If a value cannot work; the text names it.
@@ -193,6 +198,8 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         curve_dir: str | None = None,
         curve_key: str | None = None,
         curve_server: str | None = None,
+        allow: Sequence[str] | None = None,
+        allow_replies: Sequence[str] | None = None,
         _transports: object = None,
         _channels: object = None,
     ) -> None:
@@ -211,6 +218,8 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         self.curve_dir = curve_dir
         self.curve_key = curve_key
         self.curve_server = curve_server
+        self.allow = _names("allow", allow)
+        self.allow_replies = _names("allow_replies", allow_replies)
         self.device_maps: dict[str, DeviceMap] = {}
         for name, device_map in (device_maps or {}).items():
             self.set_device_map(name, device_map)
@@ -274,6 +283,12 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
                     "`set_devices` expect a list of CUDA devices, but got "
                     f"device type {device.type}."
                 )
+
+
+def _names(option: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(names, str):
+        raise ConfigError(f"{option} is a list of names, got the text {names!r}")
+    return None if names is None else tuple(names)
 
 
 #: The name that scripts written for ``torch.distributed.rpc`` use.

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import buffers, pickler, tensors
+from tensorplay.distributed.rpc import allow, buffers, pickler, tensors
 from tensorplay.distributed.rpc.buffers import allocate
 from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.distributed.rpc.tensors import Descriptor
-from tensorplay.errors import ProtocolError, SerializationError
+from tensorplay.errors import NotAllowedError, ProtocolError, SerializationError
 
 __all__ = ["Pickler", "Table", "allocate", "device_map", "inverse", "pack", "unpack"]
 
@@ -133,6 +133,11 @@ def unpack(
     if tensors_hook is not None:
         found = tensors_hook(found)
     if custom is not None:
+        if allow.current() is not None:
+            raise NotAllowedError(
+                "a pickler of one's own loads whatever it likes; with the option allow, leave "
+                "_use_rpc_pickler alone"
+            )
         return custom.deserialize(bytes(frames[0]), found)
     # Writable, as the sender's may have been; the pickle tells which were not.
     own = [buffers.writable(buffer) for buffer in contents[first_own:]]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import cloudpickle
 import torch
 
-from tensorplay.distributed.rpc import culprit
+from tensorplay.distributed.rpc import allow, culprit, restricted
 from tensorplay.errors import (
     CodeNotFoundError,
     ProtocolError,
@@ -143,11 +143,15 @@ def loads(
     Raises:
         ImportError: If something in it cannot be imported here; the text says what to do.
         CodeNotFoundError: If a module that is here lacks something in it.
+        NotAllowedError: If something in it is not allowed by the guard of this thread.
         ProtocolError: If the stream is damaged.
     """
     before = current_importer()
     _running.importer = importer
+    guard = allow.current()
     try:
+        if guard is not None:
+            return restricted.Reader(head, buffers, guard, _stand_ins(tensors)).load()
         return _Reader(io.BytesIO(head), tensors, buffers).load()
     except (pickle.UnpicklingError, EOFError) as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
@@ -197,7 +201,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return _native, (obj.__name__,)
         if kind is types.MethodType and isinstance(obj.__self__, type):
             # A class method; cloudpickle would look for the function behind it and not find it.
-            return getattr, (obj.__self__, obj.__name__)
+            return _class_method, (obj.__self__, obj.__name__)
         return super().reducer_override(obj)
 
     @property
@@ -246,6 +250,17 @@ class _Reader(pickle.Unpickler):
             ) from error
 
 
+def _stand_ins(tensors: Sequence[torch.Tensor]) -> Callable[[str, str], Any]:
+    """Returns what resolves the names that stand for what is not in the stream."""
+
+    def find(module: str, name: str) -> Any:
+        if name == _tensor_at.__name__ and module == __name__:
+            return functools.partial(_listed, tensors)
+        return None
+
+    return find
+
+
 def _listed(tensors: Sequence[torch.Tensor], number: int) -> torch.Tensor:
     if not 0 <= number < len(tensors):
         raise ProtocolError(f"a pickle refers to tensor {number} of {len(tensors)}")
@@ -271,8 +286,15 @@ def _is_importable(function: types.FunctionType) -> bool:
     )
 
 
+@allow.wire_safe(builds=True, calls=False)
 def _native(name: str) -> Any:
-    return getattr(torch, name)
+    return allow.torch_function(name)
+
+
+@allow.wire_safe(builds=True, calls=False)
+def _class_method(cls: type, name: str) -> Any:
+    allow.check_method(cls, name)
+    return getattr(cls, name)
 
 
 def _import(name: str) -> Any:
@@ -316,13 +338,17 @@ def _take_apart(tensor: torch.Tensor) -> Any:
     return _as_subclass, (cls, plain), state, None, None, _set_attributes
 
 
+@allow.wire_safe(builds=True, calls=False)
 def _unflatten(
     cls: Any, inner: dict[str, Any], context: Any, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> Any:
+    allow.check_class(cls, torch.Tensor)
     return cls.__tensor_unflatten__(inner, context, size, stride)
 
 
+@allow.wire_safe(builds=True, calls=False)
 def _as_subclass(cls: Any, plain: torch.Tensor) -> torch.Tensor:
+    allow.check_class(cls, torch.Tensor)
     if plain.is_leaf:  # and so is what it becomes
         made: torch.Tensor = torch.Tensor._make_subclass(cls, plain.detach(), plain.requires_grad)
     else:
@@ -330,7 +356,10 @@ def _as_subclass(cls: Any, plain: torch.Tensor) -> torch.Tensor:
     return made
 
 
+@allow.wire_safe(builds=True, calls=False)
 def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ProtocolError(f"attributes of a tensor for a {type(tensor).__qualname__}")
     tensor.__dict__.update(attributes)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import msgspec
 import tblib
 
-from tensorplay.distributed.rpc import payload
+from tensorplay.distributed.rpc import allow, payload
 from tensorplay.errors import ProtocolError, RemoteError
 
 #: Exceptions of a chain (``raise ... from ...``) that travel.
@@ -79,7 +80,8 @@ _decoder = msgspec.msgpack.Decoder(Failure)
 
 def describe(error: BaseException, worker: str, worker_id: int = 0) -> Failure:
     """Returns the description of an exception that a call has raised."""
-    return _describe(error, worker, worker_id, _format(error), _LONGEST_CHAIN)
+    with allow.guarding(None):  # what is tried out here is this process's own
+        return _describe(error, worker, worker_id, _format(error), _LONGEST_CHAIN)
 
 
 def encode(failure: Failure) -> bytes:
@@ -108,7 +110,10 @@ def rebuild(failure: Failure) -> BaseException:
     KeyboardInterrupt), it is a ``RemoteError``. The traceback on the callee is attached and
     printed with it.
     """
-    error = _rebuild(failure)
+    guard = allow.current()
+    # An exception that may not be loaded is told as text, and is nobody's fault.
+    with allow.guarding(guard and replace(guard, violated=lambda: None)):
+        error = _rebuild(failure)
     depth = _length(error.__traceback__)
     text = f"\nOn worker {failure.worker!r}:\n{failure.traceback}"
     if sys.version_info >= (3, 11):
@@ -305,7 +310,7 @@ def _traceback(failure: Failure) -> TracebackType | None:
     It is made in a thread of its own: its frames refer to those of the code that makes it,
     which would keep alive whatever the caller's functions have in their variables.
     """
-    if not failure.frames:
+    if not failure.frames or allow.current() is not None:
         return None
     made: list[TracebackType] = []
 

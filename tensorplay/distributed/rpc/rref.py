@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import torch
 
-from tensorplay.distributed.rpc import current, hooks, pickler
+from tensorplay.distributed.rpc import allow, current, hooks, pickler
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.functions import async_execution
 from tensorplay.distributed.rpc.future import Future
@@ -304,6 +304,7 @@ class RRef(Generic[T]):
         return (self._key.creator, self._key.number, self._owner, worker.name, worker.id)
 
     @staticmethod
+    @allow.wire_safe(builds=True, calls=False)
     def _deserialize(serialized: Serialized) -> RRef[Any]:
         """Returns the reference that ``_serialize`` described, in the receiving process.
 
@@ -386,11 +387,13 @@ def _type_of(done: torch.futures.Future[Any]) -> type:
     return type(done.value())
 
 
+@allow.wire_safe()
 @async_execution
 def _get_type(rref: RRef[Any]) -> Future[type]:
     return rref._value_future()._then(_type_of)
 
 
+@allow.wire_safe()
 def _backward(rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
     value = rref.local_value()
     if not isinstance(value, torch.Tensor):

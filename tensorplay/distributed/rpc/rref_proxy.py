@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from tensorplay.distributed.rpc import allow
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.functions import async_execution
 from tensorplay.distributed.rpc.future import Future
@@ -103,13 +104,21 @@ def call_remote(
     return RRef._create_remote(agent, owner, Method(rref, method), args, kwargs, timeout)
 
 
+@allow.wire_safe(builds=True, calls=False)
 def _bound(rref: RRef[Any], name: str) -> Any:
-    return getattr(rref.local_value(), name)
+    value = rref.local_value()
+    allow.check_method(value, name)
+    return getattr(value, name)
 
 
+@allow.wire_safe()
 @async_execution
 def _require(rref: RRef[Any], name: str) -> Future[None]:
+    guard = allow.current()
+
     def look(done: torch.futures.Future[Any]) -> None:
+        with allow.guarding(guard):
+            allow.check_method(done.value(), name)
         getattr(done.value(), name)
 
     return rref._value_future()._then(look)

@@ -14,10 +14,12 @@ from torch.nn import Module, Parameter
 from tensorplay.distributed import rpc
 from tensorplay.distributed.nn.api._moving import home_of, is_host, to_home, to_host
 from tensorplay.distributed.nn.api._shell import ModuleShell
+from tensorplay.distributed.rpc.allow import check_method, wire_safe
 
 __all__ = ["LoadReport", "Placement"]
 
 
+@wire_safe(builds=True, calls=False)
 class Placement(NamedTuple):
     """A module that its owner holds.
 
@@ -32,6 +34,7 @@ class Placement(NamedTuple):
     training: bool
 
 
+@wire_safe(builds=True, calls=False)
 class LoadReport(NamedTuple):
     """What became of a state dict; the lists are those of ``nn.Module.load_state_dict``."""
 
@@ -40,6 +43,7 @@ class LoadReport(NamedTuple):
     error_msgs: list[str]
 
 
+@wire_safe(vets=(0,))
 def _create_module(
     module_cls: Callable[..., Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
 ) -> Module:
@@ -57,12 +61,14 @@ def _create_module(
     return module
 
 
+@wire_safe(vets=(0,))
 def _place_module(
     module_cls: Callable[..., Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
 ) -> Placement:
     return _placed(_create_module(module_cls, args, kwargs, device))
 
 
+@wire_safe(vets=(0,))
 def _restore_module(
     module_cls: Callable[..., Module],
     args: tuple[Any, ...],
@@ -78,6 +84,7 @@ def _restore_module(
     return _placed(module.train(training))
 
 
+@wire_safe()
 def _describe_module(module_rref: rpc.RRef[Module]) -> tuple[str, bool]:
     """Returns class name and training mode of the module."""
     module: Any = module_rref.local_value()
@@ -86,6 +93,7 @@ def _describe_module(module_rref: rpc.RRef[Module]) -> tuple[str, bool]:
     return type(module).__name__, module.training
 
 
+@wire_safe()
 def _remote_forward(
     module_rref: rpc.RRef[Module],
     device: str,
@@ -94,7 +102,7 @@ def _remote_forward(
     call_kwargs: dict[str, Any],
 ) -> Any:
     # Calls the module, not its forward(), so that hooks on it run and compile() has an effect.
-    module = module_rref.local_value()
+    module = _module(module_rref)
     home = home_of(module, device)
     if home.type != "cpu":
         call_args, call_kwargs = to_home((call_args, call_kwargs), home)
@@ -102,38 +110,47 @@ def _remote_forward(
     return result if is_device_map_set or is_host(home) else to_host(result)
 
 
+@wire_safe()
 def _param_rrefs(module_rref: rpc.RRef[Module], recurse: bool) -> list[rpc.RRef[Parameter]]:
-    return [rpc.RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
+    return [rpc.RRef(parameter) for parameter in _module(module_rref).parameters(recurse)]
 
 
+@wire_safe()
 def _set_training(module_rref: rpc.RRef[Module], mode: bool) -> None:
-    module_rref.local_value().train(mode)
+    _module(module_rref).train(mode)
 
 
+@wire_safe()
 def _compile(module_rref: rpc.RRef[Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    module_rref.local_value().compile(*args, **kwargs)
+    check_method(_module(module_rref), "compile")
+    _module(module_rref).compile(*args, **kwargs)
 
 
+@wire_safe()
 def _get_tensor(module_rref: rpc.RRef[Module], method: str, target: str) -> Any:
     """Returns a parameter or buffer; ``method`` is the name of nn.Module's method."""
+    if method not in ("get_parameter", "get_buffer"):
+        raise ValueError(f"no tensor is had with {method!r}")
     path, _, name = target.rpartition(".")
-    parent, rest = _descend(module_rref.local_value(), path)
+    parent, rest = _descend(_module(module_rref), path)
     return getattr(parent, method)(f"{rest}.{name}" if rest else name)
 
 
+@wire_safe()
 def _get_submodule(module_rref: rpc.RRef[Module], target: str) -> Placement | Module:
     """Returns where the submodule is; if it is a handle of another module, that handle."""
-    module, rest = _descend(module_rref.local_value(), target)
+    module, rest = _descend(_module(module_rref), target)
     if isinstance(module, ModuleShell):
         return module.get_submodule(rest)
     return _placed(module)
 
 
+@wire_safe()
 def _set_submodule(
     module_rref: rpc.RRef[Module], target: str, module: Module, strict: bool, device: str
 ) -> None:
     path, _, name = target.rpartition(".")
-    parent, rest = _descend(module_rref.local_value(), path)
+    parent, rest = _descend(_module(module_rref), path)
     if isinstance(parent, ModuleShell):
         parent.set_submodule(f"{rest}.{name}" if rest else name, module, strict)
     else:
@@ -141,34 +158,40 @@ def _set_submodule(
         parent.set_submodule(name, module, strict)
 
 
+@wire_safe()
 def _register_module(
     module_rref: rpc.RRef[Module], name: str, module: Module | None, device: str
 ) -> None:
-    parent = module_rref.local_value()
+    parent = _module(module_rref)
     if isinstance(module, Module):
         _settle(module, parent, device)
     parent.register_module(name, module)
 
 
+@wire_safe()
 def _get_extra_state(module_rref: rpc.RRef[Module]) -> Any:
-    return module_rref.local_value().get_extra_state()
+    return _module(module_rref).get_extra_state()
 
 
+@wire_safe()
 def _set_extra_state(module_rref: rpc.RRef[Module], state: Any) -> None:
-    module_rref.local_value().set_extra_state(state)
+    _module(module_rref).set_extra_state(state)
 
 
+@wire_safe()
 def _to_empty(module_rref: rpc.RRef[Module], device: Any, recurse: bool, default: str) -> str:
     """Returns the device that the module is on now."""
-    module = module_rref.local_value()
+    module = _module(module_rref)
     module.to_empty(device=device, recurse=recurse)
     return str(home_of(module, default))
 
 
+@wire_safe()
 def _save_state(module_rref: rpc.RRef[Module], keep_vars: bool) -> Mapping[str, Any]:
-    return module_rref.local_value().state_dict(keep_vars=keep_vars)
+    return _module(module_rref).state_dict(keep_vars=keep_vars)
 
 
+@wire_safe()
 def _load_state(
     module_rref: rpc.RRef[Module],
     state_dict: dict[str, Any],
@@ -181,7 +204,7 @@ def _load_state(
     That method itself would raise what is to be reported, and would not know the prefix that
     names a key in the container's error text.
     """
-    root = module_rref.local_value()
+    root = _module(module_rref)
     report = LoadReport([], [], [])
     if assign and not is_host(home := home_of(root, "cpu")):
         state_dict = to_home(state_dict, home)  # they came over the wire, not from the user's host
@@ -201,6 +224,13 @@ def _load_state(
 
     load(root, state_dict, prefix)
     return report
+
+
+def _module(module_rref: rpc.RRef[Module]) -> Module:
+    module: Any = module_rref.local_value()
+    if not isinstance(module, Module):
+        raise ValueError(f"module_rref must refer to a tensorplay.nn.Module, got {type(module)!r}")
+    return module
 
 
 def _placed(module: Module) -> Placement:

@@ -30,6 +30,7 @@ from tensorplay.distributed.nn.jit import instantiator
 from tensorplay.distributed.nn.jit.instantiator import CallTarget
 from tensorplay.distributed.remote_device import _remote_device
 from tensorplay.distributed.rpc import api
+from tensorplay.distributed.rpc.allow import check_class, wire_safe
 from tensorplay.distributed.rpc.internal import _internal_rpc_pickler
 from tensorplay.errors import ConfigError
 
@@ -89,6 +90,7 @@ def interface(cls: type[T]) -> type[T]:
     return cls
 
 
+@wire_safe(builds=True, calls=False)
 class _RemoteModule(RemoteParts):
     """``RemoteModule`` with an interface.
 
@@ -298,6 +300,7 @@ class _RemoteModule(RemoteParts):
         return f"{name}({rref.owner_name()}/{self.device}, {self._module_type})"
 
 
+@wire_safe(builds=True, calls=False)
 class RemoteModule(_RemoteModule):
     """A module that lives on a worker, used like one that lives here.
 
@@ -339,11 +342,15 @@ class RemoteModule(_RemoteModule):
         super().__init__(remote_device, module_cls, args, kwargs, on_lost=on_lost)
 
 
+@wire_safe(builds=True, calls=False)
 def _remote_module_receiver(
     cls: type[_RemoteModule], module_type: str, training: bool, *attributes: Any
 ) -> _RemoteModule:
+    check_class(cls, _RemoteModule)
     handle = object.__new__(cls)
     vars(handle).update(_SerializedRemoteModule._make(attributes)._asdict())
+    if not isinstance(handle.generated_methods, instantiator.GeneratedMethods):
+        raise TypeError("a handle of a remote module came without its methods")
     handle._module_type = module_type
     handle.training = training
     handle._install_generated_methods()

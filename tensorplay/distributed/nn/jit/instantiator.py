@@ -15,6 +15,7 @@ from torch.nn import Module
 from tensorplay.distributed import rpc
 from tensorplay.distributed.nn.api._remote_ops import _remote_forward
 from tensorplay.distributed.rpc import api
+from tensorplay.distributed.rpc.allow import wire_safe
 
 __all__ = [
     "CallTarget",
@@ -148,6 +149,7 @@ def instantiate_scriptable_remote_module_template(
     return RemoteModuleTemplate(checked_forward_async, checked_forward, methods)
 
 
+@wire_safe(builds=True, calls=False)
 def _generated_methods(interface: type | None = None) -> GeneratedMethods:
     if interface is None:
         return _NON_SCRIPTABLE._generated_methods
