@@ -168,7 +168,7 @@ class Policy:
         if found is not None:
             return found
         if module.partition(".")[0] == "cloudpickle":
-            _refuse(f"code that was sent by value ({module}.{name})")
+            refuse(f"code that was sent by value ({module}.{name})")
         return self._find_allowed(module, name)
 
     def _find_allowed(self, module: str, name: str) -> Any:
@@ -176,21 +176,21 @@ class Policy:
         if full in self._objects:
             return self._objects[full]
         if not (_within(module, self._modules) or _within(full, self._objects)):
-            _refuse(full)
+            refuse(full)
         # Nothing is imported for somebody else: importing runs code, too.
         found: Any = sys.modules.get(module)
         if found is None:
-            _refuse(full, f"; the module {module} is allowed, but not imported here")
+            refuse(full, f"; the module {module} is allowed, but not imported here")
         for part in name.split("."):
             # From modules to what they define, from classes to what they define: never from
             # a module to another that it has imported, nor by an attribute of an object.
             if not isinstance(found, type) and found is not sys.modules.get(module):
-                _refuse(full)
+                refuse(full)
             found = vars(found).get(part)
         if isinstance(found, staticmethod):
             found = found.__func__
         if not isinstance(found, (type, types.FunctionType)) or not self.covers(found):
-            _refuse(full)
+            refuse(full)
         return found
 
     def covers(self, obj: type | types.FunctionType) -> bool:
@@ -283,18 +283,32 @@ class Guard:
         """
         safe = _registered(function)
         if self.gradients_only and not (safe is not None and safe.gradients):
-            _refuse(f"a call of {_name(function)}")
+            self.refuse(f"a call of {_name(function)}")
         if safe is None:
             if not self.policy.may_call(function):
-                _refuse(f"a call of {_name(function)}")
+                self.refuse(f"a call of {_name(function)}")
             return
         if not safe.calls:
-            _refuse(f"a call of {_name(function)}")
+            self.refuse(f"a call of {_name(function)}")
         if safe.vets and (kwargs or not isinstance(args, tuple)):
-            _refuse(f"a call of {_name(function)} with arguments by name")
+            self.refuse(f"a call of {_name(function)} with arguments by name")
         for position in safe.vets:
             if position < len(args) and not self.policy.may_call(args[position]):
-                _refuse(f"a call of {_name(args[position])}")
+                self.refuse(f"a call of {_name(args[position])}")
+
+    def refuse(self, what: str, why: str = "") -> NoReturn:
+        """Refuses what the sender has asked for, and counts it.
+
+        Raises:
+            NotAllowedError: Always.
+        """
+        self.violated()
+        asked = f"{what} was asked for by {self.sender!r} and refused"
+        if self.gradients_only:
+            raise NotAllowedError(f"{asked}: their keys allow no calls from there to here")
+        entries = ", ".join(self.policy.entries)
+        allowed = f"{entries} beside plain values" if entries else "nothing but plain values"
+        raise NotAllowedError(f"{asked}: this process loads {allowed} (its option allow){why}")
 
 
 def current() -> Guard | None:
@@ -321,7 +335,7 @@ def check_callable(obj: Any) -> None:
     """
     guard = current()
     if guard is not None and not guard.policy.may_call(obj):
-        _refuse(f"a call of {_name(obj)}")
+        refuse(f"a call of {_name(obj)}")
 
 
 def check_method(owner: Any, name: str) -> None:
@@ -333,7 +347,7 @@ def check_method(owner: Any, name: str) -> None:
     guard = current()
     if guard is not None and not guard.policy.may_use(owner, name):
         cls = owner if isinstance(owner, type) else type(owner)
-        _refuse(f"the method {name!r} of {cls.__module__}.{cls.__qualname__}")
+        refuse(f"the method {name!r} of {cls.__module__}.{cls.__qualname__}")
 
 
 def check_class(cls: Any, base: type) -> None:
@@ -348,7 +362,7 @@ def check_class(cls: Any, base: type) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base)) or not (
         _registered(cls) or guard.policy.covers(cls)
     ):
-        _refuse(_name(cls))
+        refuse(_name(cls))
 
 
 def check_sender(name: str) -> None:
@@ -359,19 +373,18 @@ def check_sender(name: str) -> None:
     """
     guard = current()
     if guard is not None and guard.sender != name:
-        _refuse(f"a message in the name of {name!r}")
+        refuse(f"a message in the name of {name!r}")
 
 
-def _refuse(what: str, why: str = "") -> NoReturn:
+def refuse(what: str, why: str = "") -> NoReturn:
+    """Refuses what the sender of what is being loaded has asked for.
+
+    Raises:
+        NotAllowedError: Always.
+    """
     guard = current()
     if guard is not None:
-        guard.violated()
-        asked = f"{what} was asked for by {guard.sender!r} and refused"
-        if guard.gradients_only:
-            raise NotAllowedError(f"{asked}: their keys allow no calls from there to here")
-        entries = ", ".join(guard.policy.entries)
-        allowed = f"{entries} beside plain values" if entries else "nothing but plain values"
-        raise NotAllowedError(f"{asked}: this process loads {allowed} (its option allow){why}")
+        guard.refuse(what, why)
     raise NotAllowedError(f"{what} is not allowed{why}")
 
 

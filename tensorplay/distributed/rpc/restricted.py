@@ -82,11 +82,11 @@ class Reader(_Base):  # type: ignore[misc]
 
     def get_extension(self, code: int) -> None:
         """Refuses the registry of ``copyreg``: its names are cached, unseen."""
-        allow._refuse(f"extension {code} of the pickler")
+        self._guard.refuse(f"extension {code} of the pickler")
 
     def persistent_load(self, pid: Any) -> None:
         """Refuses: no pickle of a call has one."""
-        allow._refuse("an object outside of the pickle")
+        self._guard.refuse("an object outside of the pickle")
 
     # Calls.
 
@@ -99,7 +99,7 @@ class Reader(_Base):  # type: ignore[misc]
         if plain is None and self._guard.policy.may_build(function):
             return
         if not plain:
-            allow._refuse(f"a call of {allow._name(function)}")
+            self._guard.refuse(f"a call of {allow._name(function)}")
 
     def load_reduce(self) -> None:
         """Calls a function."""
@@ -110,7 +110,7 @@ class Reader(_Base):  # type: ignore[misc]
         if type(args) is not tuple:
             raise pickle.UnpicklingError("arguments that are no tuple")
         if not isinstance(cls, type) or not self._guard.policy.may_build(cls):
-            allow._refuse(f"an object of {allow._name(cls)}")
+            self._guard.refuse(f"an object of {allow._name(cls)}")
 
     def load_newobj(self) -> None:
         """Makes an object without its constructor."""
@@ -132,13 +132,13 @@ class Reader(_Base):  # type: ignore[misc]
         """Sets the state of an object."""
         state, obj = self.stack[-1], self.stack[-2]
         if not self._guard.policy.may_fill(obj):
-            allow._refuse(f"the state of {allow._name(obj)}")
+            self._guard.refuse(f"the state of {allow._name(obj)}")
         own = hasattr(obj, "__setstate__")  # code of its class, which is allowed
         for part in state if isinstance(state, tuple) else (state,):
             if isinstance(part, dict):
                 for name in dict.__iter__(part):
                     if isinstance(name, str) and name.startswith("__") and name != "__notes__":
-                        allow._refuse(f"the attribute {name!r} of {allow._name(obj)}")
+                        self._guard.refuse(f"the attribute {name!r} of {allow._name(obj)}")
             elif part is not None and not own:
                 raise pickle.UnpicklingError("a state that is no dict")
         super().load_build()
@@ -146,7 +146,7 @@ class Reader(_Base):  # type: ignore[misc]
     def _check_items(self, obj: Any) -> None:
         of_class = isinstance(obj, (list, dict, set)) and self._guard.policy.covers(type(obj))
         if not plain_types.has_items(obj) and not of_class:
-            allow._refuse(f"the items of {allow._name(obj)}")
+            self._guard.refuse(f"the items of {allow._name(obj)}")
 
     def load_append(self) -> None:
         """Adds an item."""
