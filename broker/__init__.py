@@ -10,6 +10,8 @@ here imports torch, numpy or a pickler: the broker starts fast and stays small.
     server            the loop around one ROUTER socket
     status            the state as JSON
     check             asks a broker whether it is well
+    rights            what the keys of those who connect let them do
+    authenticator     answers ZeroMQ's question whether a key may connect
     config, cli       options and the command line
 """
 

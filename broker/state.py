@@ -49,9 +49,10 @@ from tensorplay.broker.health import Health
 from tensorplay.broker.history import Counts, History
 from tensorplay.broker.operators import Operators
 from tensorplay.broker.registry import Namespace, Peer, Registry, Traffic
+from tensorplay.broker.rights import Rights
 from tensorplay.broker.status import snapshot
 from tensorplay.errors import ProtocolError
-from tensorplay.keys import Grant, KeyRole
+from tensorplay.keys import Grant
 from tensorplay.protocol import wire
 from tensorplay.protocol.messages import (
     PROTOCOL_VERSION,
@@ -115,7 +116,7 @@ class BrokerState:
         self.incarnation = incarnation
         self.started = now
         self.queued_bytes = queued_bytes
-        self.grants = grants
+        self.rights = Rights(grants)
         self.addresses: tuple[str, ...] = ()
         self.registry = Registry()
         self.operators = Operators(self.registry)
@@ -167,10 +168,10 @@ class BrokerState:
             return self._malformed(event, peer, str(error), now)
         if isinstance(message, Hello):
             return self._hello(identity, message, event.key, now)
-        if peer is None and not self._is_allowed(event.key):
+        if peer is None and not self.rights.may_speak(event.key):
             return self._stranger(identity, now, "the key of this connection is not allowed")
         if isinstance(message, StatusRequest):
-            return [_send(identity, Status(self._status(event.key, now)))]
+            return [_send(identity, Status(snapshot(self, now, self.rights.sees(event.key))))]
         if isinstance(message, Goodbye):
             return self._goodbye(identity, peer, message, now)
         if isinstance(message, Heartbeat):
@@ -292,7 +293,7 @@ class BrokerState:
     # Coming.
 
     def _hello(self, identity: bytes, hello: Hello, key: str, now: float) -> list[Command]:
-        refusal = admission.check(hello) or self._check_key(hello, key)
+        refusal = admission.check(hello) or self.rights.check(hello, key)
         if refusal is not None:
             return self._refuse(identity, hello, refusal, now)
         namespace = self.registry.namespace(hello.namespace)
@@ -362,7 +363,7 @@ class BrokerState:
             hello.pid,
             hello.device,
             hello.versions,
-            *self._rights(key),
+            *self.rights.of(key),
         )
         peer = Peer(info, namespace, identity, hello.world_size, since=now, last_heard=now, key=key)
         others = list(_reachable(namespace))
@@ -416,42 +417,16 @@ class BrokerState:
             *_send_all(waiting, Roster(refused=[refusal.text])),
         ]
 
-    # Keys.
-
-    def _is_allowed(self, key: str) -> bool:
-        return self.grants is None or key in self.grants()
-
-    def _check_key(self, hello: Hello, key: str) -> Refused | None:
-        return None if self.grants is None else admission.check_key(hello, self.grants().get(key))
-
-    def _status(self, key: str, now: float) -> bytes:
-        if self.grants is None:
-            return snapshot(self, now)
-        grant = self.grants().get(key)
-        return snapshot(self, now, (lambda name: False) if grant is None else grant.sees)
-
-    def _rights(self, key: str) -> tuple[bool, bool]:
-        """Returns whether peers with a key may call, and whether they may be called."""
-        grant = None if self.grants is None else self.grants().get(key)
-        role = KeyRole.BOTH if grant is None else grant.role
-        return role.calls, role.serves
-
     def _cut_off(self, now: float) -> list[Command]:
         """Removes the peers whose keys do not let them be what they are any more."""
-        if self.grants is None:
-            return []
-        grants = self.grants()
+        reason = "its key was revoked, or does not allow any more what it did"
         commands: list[Command] = []
-        for namespace in list(self.registry.namespaces.values()):
-            for peer in list(namespace):
-                if admission.still_granted(peer, grants.get(peer.key)):
-                    continue
-                reason = "its key was revoked, or does not allow any more what it did"
-                if peer.identity is not None:
-                    refusal = admission.refused("key", f"{peer} was removed: {reason}")
-                    commands.append(_send(peer.identity, refusal))
-                departure = Departure(peer.info, clean=False, reason=reason)
-                commands += self._remove(peer, departure, now)
+        for peer in self.rights.revoked(self.registry):
+            if peer.identity is not None:
+                refusal = admission.refused("key", f"{peer} was removed: {reason}")
+                commands.append(_send(peer.identity, refusal))
+            departure = Departure(peer.info, clean=False, reason=reason)
+            commands += self._remove(peer, departure, now)
         return commands
 
     def _settle(self, identity: bytes, now: float) -> list[Command]:
@@ -479,7 +454,7 @@ class BrokerState:
     # Operators, and what is told to them.
 
     def _ask(self, identity: bytes, ask: Ask, key: str, now: float) -> list[Command]:
-        refusal = self._check_ask(ask, key)
+        refusal = self.rights.check_ask(ask, key, self.registry)
         if refusal:
             return [_send(identity, Answer(ask.id, error=refusal))]
         commands, peer = self.operators.ask(identity, ask, now)
@@ -487,22 +462,6 @@ class BrokerState:
             departure = Departure(peer.info, clean=False, reason="killed by an operator")
             commands += self._remove(peer, departure, now)
         return commands
-
-    def _check_ask(self, ask: Ask, key: str) -> str:
-        """Returns why a key may not ask something of a peer; nothing if it may.
-
-        Whoever may call a worker may run any code there, so it may end it, too.  A peer that
-        nobody may call is ended only with a key that may take its name.
-        """
-        if self.grants is None or not ask.name:
-            return ""
-        grant = self.grants().get(key)
-        if grant is None or not grant.sees(ask.namespace) or not grant.role.calls:
-            return f"this key may not ask anything of peers in namespace {ask.namespace!r}"
-        peer = self.registry.namespace(ask.namespace).by_name.get(ask.name)
-        if peer is None or peer.info.serves or grant.covers(ask.name, ask.namespace):
-            return ""
-        return f"this key may not ask anything of {ask.name!r}, which serves no calls"
 
     def _beat(self, peer: Peer, heartbeat: Heartbeat, now: float) -> None:
         if heartbeat.stats:  # none go with errors, which wait for no beat

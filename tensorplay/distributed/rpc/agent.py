@@ -36,6 +36,7 @@ from tensorplay.distributed.rpc.collective import Collectives
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor, blocked
 from tensorplay.distributed.rpc.future import Future
+from tensorplay.distributed.rpc.handshakes import Handshakes
 from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message
 from tensorplay.distributed.rpc.link import Link
 from tensorplay.distributed.rpc.meters import Meters
@@ -182,9 +183,8 @@ class Agent:
                 "torch": str(torch.__version__),
             },
         )
-        self._keys = options.keys(name)
-        self._handshakes_failed = 0
-        self._link = Link(address, hello, self, options.window_bytes, self._keys)
+        self._handshakes = Handshakes(str(address), options.keys(name))
+        self._link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
         self._inbound = Inbound(payload.allocate, self._link.consumed, options.window_bytes)
         self._max_bytes: int | None = None
 
@@ -204,7 +204,7 @@ class Agent:
                 f"no answer from a broker at {self.address} ({', '.join(self.address.resolve())}) "
                 f"within {self.options.connect_timeout} s; is `python -m tensorplay.broker` "
                 "running there, and is the address reachable from this host?"
-                f"{self._why_no_handshake() if self._handshakes_failed else ''}"
+                f"{self._handshakes.why()}"
             )
         if self.failure is not None:
             self.abandon()
@@ -493,21 +493,7 @@ class Agent:
 
     def on_handshake_failed(self) -> None:
         """Somebody was reached, but no connection came about."""
-        self._handshakes_failed += 1
-        if self._handshakes_failed == 2:  # once may be a broker that just ended
-            why = self._why_no_handshake()
-            _log.warning("no connection to the broker at %s.%s", self.address, why)
-
-    def _why_no_handshake(self) -> str:
-        """Returns what to look at when connections end in the handshake."""
-        if self._keys is None:
-            what = "if the broker asks for keys, say which (curve_dir, TENSORPLAY_CURVE_DIR)"
-        else:
-            what = (
-                "either its key is not the public key that this process has for it (broker.key, "
-                "curve_server, TENSORPLAY_CURVE_SERVER), or it asks for no keys"
-            )
-        return f" Something answered, but ended the connection in the handshake: {what}."
+        self._handshakes.failed()
 
     def on_asked(self, ask: Ask) -> None:
         """An operator asks something of this process."""
