@@ -16,6 +16,7 @@ class Health:
         loop_latency: The longest turn of the loop in the last interval, in seconds: for so
             long a message may have waited because the broker was busy.
         busy: Share of the time that the loop's thread computed in the last interval, 0 to 1.
+        wall_offset: The wall clock's lead over the clock of the loop, in seconds.
         memory: Resident memory of the process, in bytes; 0 where it cannot be read.
     """
 
@@ -23,6 +24,7 @@ class Health:
         self.loop_latency = 0.0
         self.busy = 0.0
         self.memory = 0
+        self.wall_offset = time.time() - time.monotonic()
         self._longest = 0.0
         self._since = (0.0, 0.0)
 
@@ -40,6 +42,7 @@ class Health:
             self.busy = min(1.0, (spent - before) / (now - began))
         self._since = (now, spent)
         self.memory = resident_bytes()
+        self.wall_offset = time.time() - now
 
 
 def resident_bytes() -> int:

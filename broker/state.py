@@ -46,10 +46,11 @@ from tensorplay.broker.events import (
     Unreachable,
 )
 from tensorplay.broker.health import Health
-from tensorplay.broker.history import Counts, History
+from tensorplay.broker.history import History
 from tensorplay.broker.operators import Operators
 from tensorplay.broker.registry import Namespace, Peer, Registry, Traffic
 from tensorplay.broker.rights import Rights
+from tensorplay.broker.sampling import sample
 from tensorplay.broker.status import snapshot
 from tensorplay.errors import ProtocolError
 from tensorplay.keys import Grant
@@ -472,25 +473,6 @@ class BrokerState:
     def _note(self, now: float, kind: str, peer: Peer, text: str) -> None:
         self.history.note(now, kind, peer.namespace.name, peer.info.name, text)
 
-    def _sample(self, now: float) -> None:
-        peers = [peer for namespace in self.registry.namespaces.values() for peer in namespace]
-        for peer in peers:
-            peer.forget_the_gone()
-            came, went, stats = peer.received, peer.sent, peer.stats
-            peer.rates.add(
-                now,
-                Counts(
-                    came.messages,
-                    came.bytes,
-                    went.messages,
-                    went.bytes,
-                    stats.get("calls_made", 0.0),
-                    stats.get("calls_served", 0.0),
-                ),
-            )
-        figures = ((peer.rates, peer.stats) for peer in peers)
-        self.history.sample(now, figures, self.health.loop_latency)
-
     # Going.
 
     def _goodbye(
@@ -547,7 +529,7 @@ class BrokerState:
             return self._expire(now)
         self._next_beat = now + self.config.heartbeat_interval
         self._strangers = {key: until for key, until in self._strangers.items() if now < until}
-        self._sample(now)
+        sample(self.registry, self.history, self.health.loop_latency, now)
         header = self._heartbeat(now)
         probes = [Probe(identity, header) for identity in self.registry.by_identity]
         return [*self._expire(now), *self._cut_off(now), *probes]

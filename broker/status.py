@@ -45,6 +45,7 @@ def snapshot(
             "versions": state.versions,
             "protocol": PROTOCOL_VERSION,
             "time": now,
+            "wall_time": now + health.wall_offset,
             "uptime": now - state.started,
             "incarnation": state.incarnation,
             "addresses": state.addresses,

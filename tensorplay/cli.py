@@ -10,6 +10,13 @@ from tensorplay.version import __version__
 
 _COMMANDS = {
     "broker": ("tensorplay.broker.cli", "Run the broker that workers and clients connect to."),
+    "doctor": ("tensorplay.commands.doctor", "Look for what could keep this host from working."),
+    "drain": ("tensorplay.commands.drain", "Have a worker finish its calls and leave."),
+    "kill": ("tensorplay.commands.kill", "End a peer at once."),
+    "logs": ("tensorplay.commands.logs", "Show what a worker prints."),
+    "ping": ("tensorplay.commands.ping", "Measure round-trip times to the broker and a peer."),
+    "ps": ("tensorplay.commands.ps", "List the peers."),
+    "status": ("tensorplay.commands.status", "Show the broker, its peers, and what is wrong."),
     "demo": ("tensorplay.demo.cli", "Train a model that is spread over two workers."),
     "keys": ("tensorplay.commands.keys", "Make keys, and say which may connect to a broker."),
     "launch": ("tensorplay.commands.launch", "Start a broker and workers on this machine."),

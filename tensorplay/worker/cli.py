@@ -9,6 +9,7 @@ import click
 from tensorplay import logs
 from tensorplay.errors import ConfigError
 from tensorplay.version import __version__
+from tensorplay.worker import output
 
 
 @click.command(
@@ -121,6 +122,17 @@ from tensorplay.version import __version__
     show_envvar=True,
     help="Time that calls under way have to finish on SIGTERM.",
 )
+@click.option(
+    "--keep-output",
+    type=int,
+    default=output.DEFAULT_BYTES,
+    metavar="BYTES",
+    envvar="TENSORPLAY_KEEP_OUTPUT",
+    show_default=True,
+    show_envvar=True,
+    help='How much of its standard output and error the worker keeps for "tensorplay logs"; 0 '
+    "keeps none and leaves both as they are.",
+)
 @logs.options()
 @click.version_option(__version__, prog_name="tensorplay worker")
 def main(
@@ -137,6 +149,7 @@ def main(
     curve_server: str | None,
     allow: tuple[str, ...],
     drain_timeout: float,
+    keep_output: int,
     log_level: str,
     log_json: bool,
 ) -> None:
@@ -147,6 +160,10 @@ def main(
 
     Exit codes: 0 ended as told, 1 failed (such as a name that is taken), 2 wrong usage.
     """
+    try:
+        kept = output.keep(keep_output)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
     logs.configure(log_level, json=log_json)
     from tensorplay.worker.serve import WorkerConfig, run  # needs torch, which takes seconds
 
@@ -168,4 +185,4 @@ def main(
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    sys.exit(run(config))
+    sys.exit(run(config, orders={} if kept is None else {"logs": kept.answer}))

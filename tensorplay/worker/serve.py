@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import Any
 
 import click
 
 from tensorplay.distributed import rpc
+from tensorplay.distributed.rpc.orders import Handler
 from tensorplay.distributed.rpc.shm.settings import parse_size
 from tensorplay.errors import ConfigError, TensorPlayError
 from tensorplay.protocol.messages import Role
@@ -83,7 +85,11 @@ class WorkerConfig:
             raise ConfigError(f"drain_timeout is 0 or more seconds, got {self.drain_timeout}")
 
 
-def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None:
+def serve(
+    config: WorkerConfig,
+    ready: Callable[[rpc.WorkerInfo], None],
+    orders: Mapping[str, Handler] | None = None,
+) -> None:
     """Runs a worker in this process until SIGTERM, SIGINT or the end of its registration.
 
     Calls under way are finished first, within the limit; a second signal ends the process
@@ -93,6 +99,7 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
     Args:
         config: What the worker is told.
         ready: Called when it is registered.
+        orders: What else operators may ask of it, and what answers.
 
     Raises:
         TensorPlayError: If it cannot register, or loses its registration for good.
@@ -123,6 +130,10 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
         else:
             news.put(_JOINED)
 
+    def leave(arguments: dict[str, Any]) -> dict[str, Any]:
+        news.put(_END)
+        return {}
+
     # In a thread of its own, so that a signal ends the wait for a broker.
     joining = threading.Thread(target=join, name="tensorplay-join", daemon=True)
     joining.start()
@@ -136,7 +147,9 @@ def serve(config: WorkerConfig, ready: Callable[[rpc.WorkerInfo], None]) -> None
     agent = rpc._get_current_rpc_agent()
     if first is not _END:
         agent.on_end(lambda: news.put(_END))
-        agent.orders.on("drain", lambda arguments: news.put(_END) or {})
+        for what, handler in (orders or {}).items():
+            agent.orders.on(what, handler)
+        agent.orders.on("drain", leave)
         agent.orders.on("kill", lambda arguments: os._exit(KILLED))
         ready(rpc.get_worker_info())
         for module in config.imports:  # after the registration: loading may take long
@@ -182,12 +195,15 @@ def _register(config: WorkerConfig) -> None:
     )
 
 
-def run(config: WorkerConfig, *, announce: bool = True) -> int:
+def run(
+    config: WorkerConfig, *, announce: bool = True, orders: Mapping[str, Handler] | None = None
+) -> int:
     """Runs a worker and returns the exit code of its process.
 
     Args:
         config: What the worker is told.
         announce: Whether to print a line when it is registered.
+        orders: What else operators may ask of it, and what answers.
     """
 
     def ready(info: rpc.WorkerInfo) -> None:
@@ -199,7 +215,7 @@ def run(config: WorkerConfig, *, announce: bool = True) -> int:
             _log.info("%s", line)
 
     try:
-        serve(config, ready)
+        serve(config, ready, orders)
     except (TensorPlayError, ImportError) as error:
         click.echo(f"Error: {error}", err=True)
         return 1

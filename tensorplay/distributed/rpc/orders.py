@@ -43,4 +43,4 @@ class Orders:
 
 
 def _ping(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"pid": os.getpid(), "time": time.monotonic()}
+    return {"pid": os.getpid(), "wall_time": time.time()}
