@@ -14,7 +14,6 @@ a pool of the caller's.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import platform
@@ -62,7 +61,6 @@ from tensorplay.protocol.messages import (
     Answer,
     Ask,
     Departure,
-    Heartbeat,
     Hello,
     Kind,
     PeerInfo,
@@ -84,8 +82,6 @@ TRIM_SECONDS = 2.0
 READ_SECONDS = 2.0
 #: Seconds between two looks for threads that wait unseen.
 RELIEF_SECONDS = 0.1
-#: Seconds between two messages that tell the broker of calls that have raised.
-_ERRORS_SECONDS = 1.0
 
 
 def late(peer: PeerInfo) -> Future[Any]:
@@ -133,11 +129,8 @@ class Agent:
         self.executor = Executor(options.num_worker_threads, f"tensorplay-{name}")
         self.collectives = Collectives()
         self.meters = Meters()
-        self.orders = Orders()
+        self.orders = Orders(lambda message: self._link.tell(message), self.meters)
         self.orders.on("kill", self._killed)
-        self._next_errors = 0.0
-        self._questions: dict[int, Future[dict[str, Any]]] = {}
-        self._question_ids = itertools.count(1)
         self._registered = threading.Event()
         self.failure: BaseException | None = None
         self._end_callbacks: list[Callable[[], None]] = []
@@ -497,26 +490,11 @@ class Agent:
 
     def on_asked(self, ask: Ask) -> None:
         """An operator asks something of this process."""
-        answer = self.orders.answer(ask)
-        if ask.id:
-            self._link.tell(answer)
+        self.orders.asked(ask)
 
     def on_answered(self, answer: Answer) -> None:
         """The broker has answered a question of this process."""
-        question = self._questions.pop(answer.id, None)
-        if question is None:
-            return
-        if answer.error:
-            question.set_exception(BrokerError(answer.error))
-        else:
-            question.set_result(msgspec.json.decode(answer.json))
-
-    def ask_broker(self, what: str) -> Future[dict[str, Any]]:
-        """Asks the broker itself; the question or the answer may be lost."""
-        number = next(self._question_ids)
-        future = self._questions[number] = Future()
-        self._link.tell(Ask(number, what))
-        return future
+        self.orders.answered(answer)
 
     def _killed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """An operator ends the registration; workers end their process instead."""
@@ -551,7 +529,7 @@ class Agent:
 
     def on_tick(self, now: float) -> float:
         """Fails calls that have run out of time; keeps the pools and counts going."""
-        wanted = min(self._caller.expire(now), self._tell_errors(now))
+        wanted = min(self._caller.expire(now), self.orders.tell_errors(now))
         self._caller.flush_refs()
         hooks.current().flush()
         if now >= self._next_trim:
@@ -582,15 +560,6 @@ class Agent:
             **hooks.current().stats(),
             **self.meters.stats(),
         }
-
-    def _tell_errors(self, now: float) -> float:
-        """Tells the broker which calls have raised; returns when to look again."""
-        if not self.meters.errors:
-            return float("inf")
-        if now >= self._next_errors:
-            self._next_errors = now + _ERRORS_SECONDS
-            self._link.tell(Heartbeat(now, errors=self.meters.take_errors()))
-        return self._next_errors
 
     def _complete_message(self, message: Message) -> None:
         src = self.roster.get(message.route.src)
