@@ -22,9 +22,9 @@ from tensorplay.distributed.rpc import current, payload, remote_exception
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions
-from tensorplay.errors import ProtocolError
+from tensorplay.errors import TensorPlayError
 from tensorplay.protocol import wire
-from tensorplay.protocol.calls import Op, RefChanges, Reply, Request, Status
+from tensorplay.protocol.calls import Block, Offer, Op, RefChanges, Reply, Request, Status
 from tensorplay.protocol.chunks import Position
 from tensorplay.protocol.messages import (
     PROTOCOL_VERSION,
@@ -46,6 +46,12 @@ _LOOK = 2000
 _LIFE = 10_000
 #: Requests that may wait before the sender does, too.
 _BACKLOG = 50
+
+#: What is to be nothing when nobody is there.
+_COUNTS = (
+    *("calls_in_flight", "requests_in_progress", "requests_queued"),
+    *("rrefs_owned", "rrefs_used", "graphs", "autograd_contexts"),
+)
 
 #: A message without its Route: kind, frames, and the position of the pickle among them or -1.
 Sample = tuple[Kind, list[bytes], int]
@@ -78,6 +84,8 @@ class AgentTarget:
         self._served = threading.Event()
         self._reply = self._agent._callee._send_reply
         self._agent._callee._send_reply = self._replied
+        # There is no connection to send by.
+        self._agent._link.pump = lambda: None  # type: ignore[method-assign]
         self._samples = samples(self._me)
         self.sent: Counter[str] = Counter()
 
@@ -135,7 +143,7 @@ class AgentTarget:
         try:
             self._agent.on_message(Route(kind, self._me, src, number, size), list(parts))
             self.sent["taken"] += 1
-        except ProtocolError:
+        except TensorPlayError:  # as the link does
             self.sent["refused"] += 1
         self._agent._link._posted.clear()
         if self._agent.executor.backlog > _BACKLOG:
@@ -163,7 +171,7 @@ class AgentTarget:
         self._served.clear()
         self._agent.on_message(Route(Kind.REQUEST, self._me, _FRIEND, number, 0), request)
         assert self._served.wait(60.0)
-        assert [reply.id for reply in self._replies] == [number]
+        assert [reply.id for reply in self._replies] == [number], self._replies
         partial = sum(assembler.total for _, assembler in self._agent._inbound._partial.values())
         assert partial <= 200 << 26  # of few ids, each at most as large as the broker admits
         assert self._agent.executor.size <= 40
@@ -183,16 +191,18 @@ class AgentTarget:
         agent.on_peers(PeersChanged(joined=peers))
 
     def _left_behind(self) -> dict[str, float]:
-        """Returns the counts that are not zero, but for the pool's threads.
+        """Returns the counts that are not zero.
 
         References of which the foe has said that a process has them which never was are left
         out: the owner cannot know that it will not come.
         """
         agent = self._agent
-        counts = {"partial": float(len(agent._inbound._partial)), **agent.stats()}
+        stats = agent.stats()
+        counts = {name: stats[name] for name in _COUNTS if name in stats}
+        counts["partial"] = len(agent._inbound._partial)
         users = agent.rrefs._counts.owned._counts.values()
         counts["rrefs_owned"] = sum(bool({_FRIEND, _FOE} & held.keys()) for held in users)
-        return {name: n for name, n in counts.items() if n and name != "threads"}
+        return {name: n for name, n in counts.items() if n}
 
 
 def samples(me: int) -> list[Sample]:
@@ -212,6 +222,7 @@ def samples(me: int) -> list[Sample]:
         Request(Op.CALL, 0.0, None, [], meta),
         Request(Op.CALL, 0.0, None, [], b"\x01", [20, 70_000]),
         Request(Op.REMOTE, 0.0, key),
+        Request(Op.CALL, blocks=[Block(2, 3, 4, 1 << 16, 0, 4096, 12)]),
     ]
     samples: list[Sample] = [
         (Kind.REQUEST, [wire.encode(header), *map(bytes, body)], 1)
@@ -224,6 +235,7 @@ def samples(me: int) -> list[Sample]:
     samples += [
         (Kind.REQUEST, [wire.encode(Request(Op.REFS)), wire.encode(changes)], -1),
         (Kind.REQUEST, [wire.encode(Request(Op.FETCH, 0.0, key))], -1),
+        (Kind.REQUEST, [wire.encode(Request(Op.PROBE)), wire.encode(Offer(5))], -1),
         (Kind.REPLY, [wire.encode(Reply(Status.OK)), *map(bytes, payload.pack(3))], 1),
         (
             Kind.REPLY,

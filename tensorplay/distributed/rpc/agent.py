@@ -96,6 +96,10 @@ def late(peer: PeerInfo) -> Future[Any]:
     return future
 
 
+def _ended() -> NotInitializedError:
+    return NotInitializedError("the agent was shut down while the call was in flight")
+
+
 class Agent:
     """Connects this process to a broker and lets it call and be called.
 
@@ -134,6 +138,7 @@ class Agent:
         self._registered = threading.Event()
         self.failure: BaseException | None = None
         self._end_callbacks: list[Callable[[], None]] = []
+        self._closing = False
         self._closed = False
         self._departure_callbacks: list[Callable[[Departure], None]] = []
         self._next_relief = 0.0
@@ -221,24 +226,26 @@ class Agent:
 
     def close(self, timeout: float = 5.0, reason: str = "left") -> None:
         """Leaves the broker and ends every thread; calls still in flight fail."""
-        if self._closed:
+        if self._closing:
             return
+        self._closing = True
         self.flush_refs()
-        self._closed = True
+        if self._registered.is_set() and self.failure is None:
+            self._callee.leave()
+        # What still runs here may call others until nothing can be sent any more.
         self._link.close(timeout, reason)
+        self._closed = True
         self.shared.wait_read(min(timeout, READ_SECONDS))
         self._end()
 
     def abandon(self) -> None:
         """Ends every thread without a goodbye."""
-        self._closed = True
+        self._closing = self._closed = True
         self._link.abandon()
         self._end()
 
     def _end(self) -> None:
-        self._caller.fail_all(
-            NotInitializedError("the agent was shut down while the call was in flight")
-        )
+        self._caller.fail_all(_ended())
         self.rrefs.close()
         self.shared.close()
         self.executor.close()
@@ -360,6 +367,8 @@ class Agent:
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
             self._caller.lose(peer, self.roster.departure(peer))
             self._link.drop(peer.incarnation)  # nobody else would
+        if self._closed:  # since the check above
+            self._caller.fail_all(_ended())
         return future
 
     def _wait_for_room(self, peer: PeerInfo, timeout: float) -> float | None:

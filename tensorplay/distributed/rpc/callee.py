@@ -18,7 +18,7 @@ from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.rref_context import RRefContext
 from tensorplay.distributed.rpc.rules import Rules
 from tensorplay.distributed.rpc.shm import SharedMemory
-from tensorplay.errors import AsyncResultError, BrokerError, RpcTimeoutError
+from tensorplay.errors import AsyncResultError, BrokerError, ProtocolError, RpcTimeoutError
 from tensorplay.protocol.calls import Op, Reply, Request, Status, decode_changes
 from tensorplay.protocol.messages import Kind, PeerInfo, Route
 
@@ -98,6 +98,7 @@ class Callee:
         self._rules = rules
         self._jobs: dict[tuple[int, int], Job] = {}
         self._drained = threading.Condition()
+        self._leaving = False
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -113,17 +114,19 @@ class Callee:
         now = time.monotonic()
         job = Job(message, src, now, now + request.timeout if request.timeout else float("inf"))
         self._rrefs.received(request.refs, src.incarnation)
-        if request.op is Op.REFS:
-            changes = decode_changes(message.frames[0] if message.frames else b"")
-            self._rrefs.apply(src.incarnation, changes.adds, changes.releases)
-            self._release(job)
-            self._answer(job, Reply(Status.OK), [])
+        if request.op in (Op.REFS, Op.PROBE):
+            try:
+                answer = self._of_this_library(job)
+            finally:
+                self._release(job)
+            self._answer(job, Reply(Status.OK), answer)
             return
-        if request.op is Op.PROBE:
-            answer = self._shared.answer(src, message.frames[0])
-            self._release(job)
-            self._answer(job, Reply(Status.OK), [answer])
+        if self._leaving:
+            self._release(job)  # the caller will be told that this process has left
             return
+        if job.key in self._jobs:
+            self._release(job)
+            raise ProtocolError(f"its request {message.route.id} is in progress already")
         self._jobs[job.key] = job
         if request.op is Op.FETCH:
             self._release(job)
@@ -135,6 +138,19 @@ class Callee:
             assert request.rref is not None
             self._rrefs.expect(request.rref, src.incarnation)
         self._executor.submit(self._run, job)
+
+    def _of_this_library(self, job: Job) -> list[Frame]:
+        """Does what a request asks for that runs no user code; returns the reply's payload."""
+        frame = job.message.frames[0] if job.message.frames else b""
+        if job.request.op is Op.PROBE:
+            return [self._shared.answer(job.src, frame)]
+        changes = decode_changes(frame)
+        self._rrefs.apply(job.src.incarnation, changes.adds, changes.releases)
+        return []
+
+    def leave(self) -> None:
+        """Runs nothing that comes from now on; what has come goes on."""
+        self._leaving = True
 
     def cancel(self, src: int, id: int) -> None:
         """Drops a request whose caller does not want the result, or the result if it runs."""

@@ -27,7 +27,7 @@ import zmq
 
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.dealer import Change, Dealer, Frame
-from tensorplay.errors import ProtocolError
+from tensorplay.errors import ProtocolError, TensorPlayError
 from tensorplay.keys import PeerKeys
 from tensorplay.protocol import batch, wire
 from tensorplay.protocol.messages import (
@@ -402,7 +402,7 @@ class Link:
                 return
             for kind, id, size, parts in batch.unpack(frames):
                 self._handlers.on_message(Route(kind, route.dst, route.src, id, size), parts)
-        except ProtocolError as error:
+        except TensorPlayError as error:
             _log.warning("dropped a message of peer %d: %s", route.src, error)
 
     def _enter(self, dst: int, size: int) -> None:
