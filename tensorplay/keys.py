@@ -19,6 +19,7 @@ Nothing here prints, logs or puts into an exception what a secret key is.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -67,6 +68,8 @@ _KEY_LENGTH = 40
 #: No certificate is longer.
 _MAX_FILE_BYTES = 16 << 10
 _DEFAULT_NAMESPACE = "default"
+#: Errors that say nothing of the file.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 class KeyRole(Enum):
@@ -297,14 +300,25 @@ class Authorized:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: object = None
+        self._failing = False
         self._grants: dict[str, Grant] = {}
 
     def grants(self) -> Mapping[str, Grant]:
-        """Returns what the keys may do at this moment, by public key."""
-        seen = self._look()
-        if seen != self._seen:
-            self._grants = dict(self._load())
-            self._seen = seen
+        """Returns what the keys may do at this moment, by public key.
+
+        While the folder cannot be read at all, it is taken to be as it was.
+        """
+        try:
+            seen = self._look()
+            if seen != self._seen:
+                self._grants = dict(self._load())
+                self._seen = seen
+        except OSError as error:  # such as too many open files, which others can bring about
+            if not self._failing:
+                _log.warning("cannot read %s: %s", self._folder, error.strerror)
+            self._failing = True
+        else:
+            self._failing = False
         return self._grants
 
     def _look(self) -> object:
@@ -354,6 +368,8 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
             f"there is no key {path}; make one with `tensorplay keys new`, or copy it there"
         ) from None
     except OSError as error:
+        if error.errno in _PASSING:
+            raise
         raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no certificate") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -185,6 +186,30 @@ def test_a_file_that_cannot_be_understood_allows_nobody(
     assert [grant.key for grant in grants.values()] == ["carol"]
     assert "alice.key has the role 'root'; roles are both, call, serve" in caplog.text
     assert "bob.key is no certificate" in caplog.text
+
+
+def test_while_no_file_can_be_opened_what_was_allowed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys.create(tmp_path, "alice")
+    grant = keys.allow(tmp_path, "alice")
+    authorized = keys.Authorized(tmp_path / keys.AUTHORIZED)
+    assert authorized.grants() == {grant.public: grant}
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fail)
+        for _ in range(3):
+            assert authorized.grants() == {grant.public: grant}
+    assert caplog.text.count("Too many open files") == 1
+    keys.allow(tmp_path, "alice", names=["other"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        assert authorized.grants() == {grant.public: grant}
+    (changed,) = authorized.grants().values()
+    assert changed.names == ("other",)
 
 
 def test_a_plain_public_key_in_the_folder_allows_its_name(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tensorplay import keys
 from tensorplay.cluster import LocalCluster
 from tensorplay.distributed import rpc
+from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.errors import BrokerError, ConfigError
 from tensorplay.protocol.messages import Role
 from tests.rpc import helpers
@@ -206,6 +208,43 @@ def test_env_gives_rank_and_world_size(free_port: int, monkeypatch: pytest.Monke
     try:
         assert rpc.get_worker_info().id == 0
         assert rpc._get_current_rpc_agent().world_size == 1
+    finally:
+        rpc.shutdown()
+
+
+def test_a_broker_that_others_reach_is_not_started_by_accident(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "0.0.0.0")
+    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError, match=r"TENSORPLAY_CURVE_DIR.*TENSORPLAY_INSECURE=1"):
+        rpc.init_rpc("w")
+    monkeypatch.setenv("TENSORPLAY_INSECURE", "1")
+    rpc.init_rpc("w")
+    rpc.shutdown()
+
+
+def test_a_broker_that_is_started_uses_the_keys_of_the_environment(
+    free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in (keys.BROKER_NAME, "w"):
+        keys.create(tmp_path, name)
+    keys.allow(tmp_path, "w")
+    monkeypatch.setenv("TENSORPLAY_CURVE_DIR", str(tmp_path))
+    monkeypatch.setenv("MASTER_ADDR", "0.0.0.0")
+    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    rpc.init_rpc("w")
+    try:
+        keyless = rpc.BrokerRpcBackendOptions(curve_dir="", connect_timeout=1.0)
+        stranger = Agent(
+            "x", rpc._get_current_rpc_agent().address, role=Role.CLIENT, options=keyless
+        )
+        with pytest.raises(BrokerError, match="if the broker asks for keys"):
+            stranger.start()
     finally:
         rpc.shutdown()
 

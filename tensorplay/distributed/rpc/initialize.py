@@ -71,7 +71,7 @@ def init_rpc(
     fixed = world_size is not None
     agent = Agent(
         name,
-        rendezvous.find_broker(broker, options.init_method, rank),
+        rendezvous.find_broker(broker, options.init_method, rank, options.curve_dir),
         role=role or (Role.WORKER if fixed else Role.CLIENT),
         rank=rank,
         world_size=world_size,
