@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +25,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import hooks, payload, recycling
+from tensorplay.distributed.rpc import about, hooks, payload, recycling
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.caller import Caller
@@ -61,7 +59,6 @@ from tensorplay.protocol.messages import (
     Answer,
     Ask,
     Departure,
-    Hello,
     Kind,
     PeerInfo,
     Refused,
@@ -72,7 +69,6 @@ from tensorplay.protocol.messages import (
 )
 from tensorplay.protocol.refs import RRefKey
 from tensorplay.protocol.session import PeersChanged
-from tensorplay.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -164,22 +160,14 @@ class Agent:
             self.meters,
             self.rules,
         )
-        hello = Hello(
-            protocol=PROTOCOL_VERSION,
-            name=name,
-            namespace=address.namespace,
-            incarnation=self.incarnation,
+        hello = about.hello(
+            name,
+            address.namespace,
+            self.incarnation,
             role=role,
             rank=rank,
             world_size=world_size or 0,
-            host=socket.gethostname(),
-            pid=self.pid,
             device=device,
-            versions={
-                "tensorplay": __version__,
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-            },
         )
         self._handshakes = Handshakes(str(address), options.keys(name))
         self._link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
