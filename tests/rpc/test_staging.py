@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tensorplay.distributed.rpc import payload, staging, tensors
+from tensorplay.distributed.rpc.pipelined import CHUNK_BYTES
 from tensorplay.errors import ConfigError, SerializationError
 from tests.rpc.travel import received, travel
 
@@ -26,10 +27,10 @@ class FakeStager:
     def is_host(self, tensor: torch.Tensor) -> bool:
         return False
 
-    def to_host(self, memory: torch.Tensor) -> torch.Tensor:
+    def to_host(self, memory: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
         assert (memory.dtype, memory.dim()) == (torch.uint8, 1)
         self.to_host_sizes.append(memory.numel())
-        return memory.clone()
+        return memory.clone() if target is None else target.copy_(memory)
 
     def to_device(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
         assert (memory.dtype, memory.dim()) == (torch.uint8, 1)
@@ -135,7 +136,7 @@ def test_a_cpu_tensor_is_not_staged_without_a_map() -> None:
         def is_host(self, tensor: torch.Tensor) -> bool:
             return True
 
-        def to_host(self, memory: torch.Tensor) -> torch.Tensor:
+        def to_host(self, memory: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
             raise AssertionError
 
         def to_device(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -148,10 +149,12 @@ def test_a_cpu_tensor_is_not_staged_without_a_map() -> None:
 def test_memory_that_cannot_be_pinned_is_used_unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.empty
 
-    def empty(*args: int, pin_memory: bool = False, dtype: torch.dtype) -> torch.Tensor:
+    def empty(
+        shape: tuple[int, ...], pin_memory: bool = False, *, dtype: torch.dtype
+    ) -> torch.Tensor:
         if pin_memory:
             raise RuntimeError("out of memory that can be locked")
-        return real(*args, dtype=dtype)
+        return real(shape, dtype=dtype)
 
     monkeypatch.setattr(torch, "empty", empty)
     assert staging._pinned(8).numel() == 8
@@ -206,6 +209,19 @@ def test_cuda_layouts_travel() -> None:
         assert torch.equal(theirs.to_dense(), mine.to_dense())
     got[2][0] = 7
     assert got[0][0, 1] == got[1][1, 0] == 7
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17])
+def test_copies_through_two_pinned_buffers(count: int) -> None:
+    sent = torch.randint(0, 256, (count,), dtype=torch.uint8, device=CUDA)
+    target = torch.zeros(count, dtype=torch.uint8)
+    assert staging.to_host(sent, target) is target
+    assert torch.equal(target, sent.cpu())
+    back = staging.to_device(target, "cuda:0")
+    target.zero_()  # the copy is complete
+    assert torch.equal(back, sent)
 
 
 @gpu

@@ -150,7 +150,12 @@ class _Placer:
             return
         memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         memory.set_(storage, first, (count,), (1,))
-        self.buffers.append(buffers.of_tensor(staging.to_host(memory)))
+        lease = None if self._leases is None else self._leases.take(count)
+        if lease is None:
+            self.buffers.append(buffers.of_tensor(staging.to_host(memory)))
+        else:
+            staging.to_host(memory, torch.frombuffer(lease.memory, dtype=torch.uint8))
+            self.buffers.append(lease.memory)
 
     def _is_dense(self, numbers: Sequence[int]) -> bool:
         """Returns whether little lies between tensors of one storage that is none of theirs."""

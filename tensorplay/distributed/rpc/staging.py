@@ -5,12 +5,13 @@ A ``Stager`` copies; ``use`` puts another in its place, such as a fake in tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
+from tensorplay.distributed.rpc import pipelined
 from tensorplay.errors import ConfigError
 
 
@@ -20,8 +21,8 @@ class Stager(Protocol):
     def is_host(self, tensor: torch.Tensor) -> bool:
         """Returns whether the elements of a tensor lie in host memory."""
 
-    def to_host(self, memory: torch.Tensor) -> torch.Tensor:
-        """Returns a copy in host memory with the values that ``memory`` has now."""
+    def to_host(self, memory: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns a copy in host memory, ``target`` if given, with the values of now."""
 
     def to_device(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Returns a copy of host memory on a device."""
@@ -31,7 +32,10 @@ class Stager(Protocol):
 
 
 class DeviceStager:
-    """Copies on a stream of its own for each CUDA device, through pinned memory where it can."""
+    """Copies on a stream of its own for each CUDA device, through pinned memory where it can.
+
+    Pinned memory comes from torch's own allocator, which keeps it for further use.
+    """
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -40,20 +44,28 @@ class DeviceStager:
         """Returns whether the elements of a tensor lie in host memory."""
         return tensor.is_cpu
 
-    def to_host(self, memory: torch.Tensor) -> torch.Tensor:
-        """Returns a copy in host memory with the values that ``memory`` has now."""
+    def to_host(self, memory: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns a copy in host memory, ``target`` if given, with the values of now."""
         if memory.device.type != "cuda":
-            return memory.cpu()
-        host = _pinned(memory.numel())
-        self._copy(host, memory, memory.device)
-        return host
+            return memory.cpu() if target is None else target.copy_(memory)
+        start = self._starter(memory.device)
+        if target is None:
+            target = _pinned(memory.numel())
+            start(target, memory)()
+        else:
+            pipelined.to_host(target, memory, _pinned(2, _chunk(memory)), start)
+        return target
 
     def to_device(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Returns a copy of host memory on a device."""
         if device.type != "cuda":
             return memory.to(device)
         copy = torch.empty(memory.numel(), dtype=torch.uint8, device=device)
-        self._copy(copy, memory, copy.device)
+        start = self._starter(copy.device)
+        if memory.is_pinned():
+            start(copy, memory)()
+        else:
+            pipelined.to_device(copy, memory, _pinned(2, _chunk(memory)), start)
         return copy
 
     def devices(self) -> Sequence[str]:
@@ -64,17 +76,25 @@ class DeviceStager:
         assert kind is not None
         return [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor, device: torch.device) -> None:
-        """Copies, and waits for this copy alone: not for what else the device has to do."""
+    def _starter(self, device: torch.device) -> pipelined.Start:
+        """Returns what begins a copy on the device's stream and returns what waits for it.
+
+        It waits for this copy alone: not for what else the device has to do.
+        """
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         # What the current stream has queued writes the source, or still reads what was in the
         # target's memory before.
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-        stream.record_event().synchronize()
+
+        def start(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+            with torch.cuda.stream(stream):
+                target.copy_(source, non_blocking=True)
+            event = stream.record_event()
+            return lambda: event.synchronize()
+
+        return start
 
 
 def is_host(tensor: torch.Tensor) -> bool:
@@ -82,13 +102,14 @@ def is_host(tensor: torch.Tensor) -> bool:
     return _stager.is_host(tensor)
 
 
-def to_host(memory: torch.Tensor) -> torch.Tensor:
+def to_host(memory: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
     """Returns a copy in host memory with the values that ``memory`` has now.
 
     Args:
         memory: Of shape (n,) and dtype uint8, on a device.
+        target: Where to copy it, of the same shape and dtype; None for new memory.
     """
-    return _stager.to_host(memory)
+    return _stager.to_host(memory, target)
 
 
 def to_device(memory: torch.Tensor, device: str) -> torch.Tensor:
@@ -123,11 +144,15 @@ def use(stager: Stager) -> Iterator[None]:
         _stager = before
 
 
-def _pinned(nbytes: int) -> torch.Tensor:
+def _pinned(*shape: int) -> torch.Tensor:
     try:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
     except RuntimeError:  # as much is pinned as the system allows
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(shape, dtype=torch.uint8)
+
+
+def _chunk(memory: torch.Tensor) -> int:
+    return max(1, min(memory.numel(), pipelined.CHUNK_BYTES))
 
 
 _stager: Stager = DeviceStager()

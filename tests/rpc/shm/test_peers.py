@@ -11,13 +11,14 @@ import msgspec
 import pytest
 import torch
 
-from tensorplay.distributed.rpc import payload, shm
+from tensorplay.distributed.rpc import payload, shm, staging
 from tensorplay.distributed.rpc.shm import files
 from tensorplay.distributed.rpc.shm.peers import THRESHOLD_BYTES, SharedMemory
 from tensorplay.errors import ProtocolError
 from tensorplay.protocol.calls import Answer, Offer
 from tensorplay.protocol.messages import PeerInfo
 
+from ..test_staging import FakeStager
 from .helpers import this_process
 
 SIDES = {11: "left", 12: "right"}
@@ -250,3 +251,13 @@ def test_after_the_end_nothing_is_shared(pair: Pair) -> None:
     assert pair.left.leases_for(this_process(12)) is None
     assert got.sum() == 100_000
     pair.close()
+
+
+def test_memory_of_a_device_is_staged_into_shared_memory(pair: Pair) -> None:
+    pair.meet()
+    sent = torch.arange(100_000)
+    with staging.use(FakeStager()):
+        count, got = pair.send([sent, sent[:10].clone()])
+    assert count == 1
+    assert torch.equal(got[0], sent)
+    assert torch.equal(got[1], sent[:10])
