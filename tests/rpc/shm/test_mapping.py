@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tensorplay.distributed.rpc import buffers
-from tensorplay.distributed.rpc.shm import mapping
+from tensorplay.distributed.rpc.shm.forks import forks
 from tensorplay.distributed.rpc.shm.mapping import Mappings
 from tensorplay.distributed.rpc.shm.slabs import Lease, SlabPool
 from tensorplay.errors import ProtocolError, WorkerLostError
@@ -159,17 +159,85 @@ def test_a_sender_that_is_gone(pool: SlabPool, mappings: Mappings) -> None:
             len(frames)
 
 
-def test_after_a_fork_blocks_of_before_are_not_returned(
-    pool: SlabPool, mappings: Mappings, monkeypatch: pytest.MonkeyPatch
+class Child:
+    """A fork of this process that lives until it is told to end."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        told, self._tell = os.pipe()
+        said, say = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._tell)
+            os.read(told, 1)
+            os.write(say, bytes([int(tensor[0])]))
+            del tensor
+            os._exit(0)
+        os.close(told)
+        os.close(say)
+        self._said = said
+
+    def end(self) -> int:
+        """Returns what it has read in the tensor."""
+        os.close(self._tell)
+        os.waitpid(self._pid, 0)
+        read = os.read(self._said, 1)[0]
+        os.close(self._said)
+        return read
+
+
+def test_a_block_waits_for_the_children_that_may_read_it(
+    pool: SlabPool, mappings: Mappings
 ) -> None:
-    monkeypatch.setattr(mapping, "_forks", mapping._forks)
-    tensor = received(mappings, leased(pool))
+    tensor = received(mappings, leased(pool, 4))
+    first, second = Child(tensor), Child(tensor)
+    del tensor
+    later = received(mappings, leased(pool, 5))
+    assert pool.stats()["slab_leases"] == 2
+    del later  # no child has it
+    assert pool.stats()["slab_leases"] == 1
+    assert second.end() == 4
+    mappings.trim()
+    assert pool.stats()["slab_leases"] == 1
+    assert first.end() == 4
+    mappings.trim()
+    assert pool.stats()["slab_leases"] == 0
+
+
+def test_a_fork_costs_nothing_where_nothing_is_shared() -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     child = os.fork()
     if child == 0:
-        del tensor
         os._exit(0)
     os.waitpid(child, 0)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_child_returns_nothing_of_its_parents(pool: SlabPool, mappings: Mappings) -> None:
+    tensor = received(mappings, leased(pool, 4))
+    assert Child(tensor).end() == 4
     assert pool.stats()["slab_leases"] == 1
-    later = received(mappings, leased(pool))
-    del tensor, later
-    assert pool.stats()["slab_leases"] == 1
+    mappings.trim()
+    del tensor
+    assert pool.stats()["slab_leases"] == 0
+
+
+def test_a_child_of_which_nothing_is_known_keeps_blocks_for_good(
+    pool: SlabPool, mappings: Mappings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError("too many open files")
+
+    tensor = received(mappings, leased(pool))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", refuse)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+    os.waitpid(child, 0)
+    try:
+        del tensor
+        mappings.trim()
+        assert pool.stats()["slab_leases"] == 1
+    finally:
+        forks._living.clear()
+        forks._waiting.clear()

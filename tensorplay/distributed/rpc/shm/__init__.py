@@ -7,6 +7,7 @@ not travel; the header of its message says where it lies.
     files     makes slabs, and opens those of others
     slabs     the sender's pool of slabs, within a budget
     mapping   the receiver's side: blocks to buffers, and back to the sender
+    forks     blocks that children of the receiver have inherited
     peers     which peers share memory with this process, found out by trying
     limits    how much memory there is
 

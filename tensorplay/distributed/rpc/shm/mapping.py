@@ -8,8 +8,6 @@ header. No message is needed, and no thread.
 from __future__ import annotations
 
 import ctypes
-import os
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -17,6 +15,7 @@ from mmap import mmap
 from typing import Any, TypeVar
 
 from tensorplay.distributed.rpc.shm import files
+from tensorplay.distributed.rpc.shm.forks import forks
 from tensorplay.errors import ProtocolError, WorkerLostError
 from tensorplay.protocol.calls import Block
 from tensorplay.protocol.messages import PeerInfo
@@ -95,7 +94,8 @@ class Mappings:
             del self._slabs[key]
 
     def trim(self) -> None:
-        """Forgets the slabs that their senders have given up."""
+        """Forgets the slabs that their senders have given up; returns what children have read."""
+        forks.settle()
         for key, memory in list(self._slabs.items()):
             # While a block is leased, a message that names it may be under way.
             if memory[files.RETIRED] and memory.find(b"\1", files.LEASES, files.HEADER_BYTES) < 0:
@@ -119,8 +119,7 @@ class Mappings:
                 f"of {len(memory)} bytes"
             )
         buffer = _buffer_type(block.nbytes).from_buffer(memory, start)
-        lease = weakref.finalize(buffer, _return, memory, files.LEASES + block.lease, _forks)
-        lease.atexit = False
+        forks.hold(buffer, memory, files.LEASES + block.lease)
         return memoryview(buffer).cast("B")
 
 
@@ -128,21 +127,3 @@ class Mappings:
 def _buffer_type(nbytes: int) -> Any:
     """Returns a type of buffer that can be referred to weakly, as ctypes' own arrays cannot."""
     return type("Buffer", (ctypes.c_char * nbytes,), {})
-
-
-#: How often this process, or the one it was forked from, has forked.
-_forks = 0
-
-
-def _return(memory: mmap, lease: int, forks: int) -> None:
-    # A child of this process may still use what it inherited: such a block is not returned.
-    if forks == _forks:
-        memory[lease] = 0
-
-
-def _forking() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(before=_forking)
