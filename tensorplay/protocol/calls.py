@@ -72,6 +72,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         sizes: Bytes of each payload frame if they follow in chunks, else empty.
         devices: Where tensors of the reply belong: the callee's device to the caller's.
         blocks: The payload frames in shared memory, in order; the others travel.
+        function: Number of the function that is called, or 0 if the payload has it.
+        definition: What that number stands for: the pickle of the function. The first request
+            that goes to a callee with that number has it.
     """
 
     op: Op
@@ -82,6 +85,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     sizes: list[int] = []
     devices: dict[str, str] = {}
     blocks: list[Block] = []
+    function: int = 0
+    definition: bytes = b""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):

@@ -40,9 +40,9 @@ class Recorder:
         monkeypatch.setattr(api, "_call_owner", self)
 
     def __call__(
-        self, rref: Any, function: Any, args: tuple[Any, ...]
+        self, rref: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.futures.Future[Any]:
-        self.sent.append(args[3:])
+        self.sent.append((args[2:], kwargs))
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result("result")
         return future

@@ -144,14 +144,17 @@ def test_a_task_behind_a_long_one_is_not_delayed_much(pool: Executor) -> None:
         assert stop.wait(5)
 
 
-def test_short_tasks_stay_on_few_threads() -> None:
+def test_short_tasks_stay_on_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than the usual, for a machine with much else to do.
+    monkeypatch.setattr(module, "FIRST_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
     pool = Executor(64, "short")
     done = threading.Semaphore(0)
     for _ in range(2000):
         pool.submit(done.release)
     for _ in range(2000):
         assert done.acquire(timeout=10)
-    assert pool.size < 32
+    assert pool.size <= 4
     pool.close()
 
 

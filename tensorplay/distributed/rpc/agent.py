@@ -20,12 +20,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import about, hooks, payload, recycling
+from tensorplay.distributed.rpc import about, current, hooks, payload, recycling
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.caller import Caller
@@ -69,6 +69,9 @@ from tensorplay.protocol.messages import (
 )
 from tensorplay.protocol.refs import RRefKey
 from tensorplay.protocol.session import PeersChanged
+
+if TYPE_CHECKING:
+    from tensorplay.distributed.rpc.rref import RRef
 
 _log = logging.getLogger(__name__)
 
@@ -322,6 +325,7 @@ class Agent:
         hooks: bool = True,
         op: Op = Op.CALL,
         rref: RRefKey | None = None,
+        subject: RRef[Any] | None = None,
     ) -> Future[Any]:
         """Sends a request and returns the future of its result.
 
@@ -334,6 +338,7 @@ class Agent:
             hooks: Whether autograd takes notice.
             op: The operation.
             rref: The reference that REMOTE fills and FETCH reads.
+            subject: A reference to an object of the callee, for CALL: comes before ``args``.
 
         Raises:
             NotInitializedError: If the agent is closed or belongs to the parent process.
@@ -351,7 +356,9 @@ class Agent:
             if left is None:
                 return late(peer)
             timeout = left
-        future = self._caller.call(peer, function, args, kwargs or {}, timeout, hooks, op, rref)
+        future = self._caller.call(
+            peer, function, args, kwargs or {}, timeout, hooks, op, rref, subject
+        )
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
             self._caller.lose(peer, self.roster.departure(peer))
             self._link.drop(peer.incarnation)  # nobody else would
@@ -384,7 +391,7 @@ class Agent:
         self._link.wake()
 
     def _check_usable(self) -> None:
-        if os.getpid() != self.pid:
+        if not current.is_of_this_process(self):
             raise NotInitializedError(
                 "this process was forked from one that had called init_rpc; an agent cannot be "
                 "shared between processes: call init_rpc in this process"
@@ -394,37 +401,49 @@ class Agent:
         if self.failure is not None:
             raise RegistrationError(f"this process is not registered any more: {self.failure}")
 
-    def _dispatch(self, route: Route, header: Request | Reply, frames: Sequence[Frame]) -> None:
-        """Sends a request or reply, or hands it to this process itself."""
-        size = sum(len(frame) for frame in frames)
+    def _dispatch(
+        self,
+        kind: Kind,
+        dst: int,
+        id: int,
+        header: Request | Reply,
+        frames: Sequence[Frame],
+    ) -> bool:
+        """Sends a request or reply, or hands it to this process itself.
+
+        Returns:
+            Whether it goes in one message, not in chunks.
+        """
+        size = sum(map(len, frames)) if frames else 0
         if self._max_bytes is not None and size > self._max_bytes:
             what = "request" if isinstance(header, Request) else "result"
             raise MessageTooLargeError(
                 f"the {what} has {size} bytes, but the broker routes at most {self._max_bytes} "
                 "(its option --max-message-bytes)"
             )
-        kind = Kind(route.kind)
-        if route.dst == self.incarnation:
-            route = Route(kind, route.dst, route.src, route.id, size)
-            self._complete_message(Message(route, header, frames))
-            return
-        if size <= CHUNK_BYTES:
-            # What lies in shared memory does not travel, but takes its part of the window.
-            size += sum(block.nbytes for block in header.blocks)
-            self._link.send(route.dst, kind, route.id, size, wire.encode(header), *frames)
+        whole = size <= CHUNK_BYTES
+        if dst == self.incarnation:
+            self._complete_message(Message(Route(kind, dst, dst, id, size), header, frames))
+            return True
+        if whole:
+            if header.blocks:
+                # What lies in shared memory does not travel, but takes its part of the window.
+                size += sum(block.nbytes for block in header.blocks)
+            self._link.send(dst, kind, id, size, wire.encode(header), *frames)
         else:
             header = msgspec.structs.replace(header, sizes=[len(frame) for frame in frames])
             payload = [memoryview(frame) for frame in frames]
-            self._link.send_stream(route.dst, kind, route.id, size, wire.encode(header), payload)
+            self._link.send_stream(dst, kind, id, size, wire.encode(header), payload)
         if kind == Kind.REPLY and not self.executor.backlog:
             self._link.pump()
         else:
             self._link.wake()
+        return whole
 
-    def _reply(self, route: Route, header: Reply, frames: Sequence[Frame]) -> None:
+    def _reply(self, dst: int, id: int, header: Reply, frames: Sequence[Frame]) -> None:
         # Counts first: whoever is told of a reference by the reply must be known by then.
         self._caller.flush_refs()
-        self._dispatch(route, header, frames)
+        self._dispatch(Kind.REPLY, dst, id, header, frames)
 
     def _probe(self, peer: PeerInfo, offer: bytes, answered: Callable[[bytes], None]) -> None:
         self._caller.probe(peer, offer, answered)

@@ -120,21 +120,30 @@ def rpc_async(
 
 
 def _call_owner(
-    rref: RRef[Any], func: Callable[..., T], args: Sequence[Any], *, hooks: bool = True
+    rref: RRef[Any],
+    func: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    hooks: bool = True,
 ) -> Future[T]:
-    """Runs ``func`` on the very process that owns an object, never on its successor.
+    """Runs ``func(rref, *args, **kwargs)`` at the owner of an object, never at its successor.
 
     Args:
         rref: Refers to the object.
         func: What it runs.
-        args: Its positional arguments.
+        args: Its further positional arguments.
+        kwargs: Its keyword arguments.
         hooks: Whether autograd takes notice.
 
     Raises:
         OwnerLostError: If the owner is gone.
     """
     owner = rref._live_owner(f"{getattr(func, '__name__', func)}()")
-    return _collected(rref._context.agent.call(owner, func, args, hooks=hooks))
+    agent = rref._context.agent
+    if rref.is_owner():
+        return _collected(agent.call(owner, func, (rref, *args), kwargs, hooks=hooks))
+    return _collected(agent.call(owner, func, args, kwargs, hooks=hooks, subject=rref))
 
 
 def remote(

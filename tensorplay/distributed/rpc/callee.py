@@ -5,35 +5,53 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tensorplay.distributed.rpc import allow, hooks, internal, payload, remote_exception, shm
+from tensorplay.distributed.rpc import (
+    allow,
+    hooks,
+    internal,
+    payload,
+    plain,
+    remote_exception,
+    shm,
+)
+from tensorplay.distributed.rpc.callables import Definitions
+from tensorplay.distributed.rpc.constants import ASYNC_EXECUTION_MARK
 from tensorplay.distributed.rpc.executor import Executor
 from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.meters import Meters
-from tensorplay.distributed.rpc.rref_context import RRefContext
+from tensorplay.distributed.rpc.payload import UnpackHook
+from tensorplay.distributed.rpc.rref import RRef
+from tensorplay.distributed.rpc.rref_context import Entry, RRefContext
 from tensorplay.distributed.rpc.rules import Rules
 from tensorplay.distributed.rpc.shm import SharedMemory
-from tensorplay.errors import AsyncResultError, BrokerError, ProtocolError, RpcTimeoutError
+from tensorplay.distributed.rpc.tensors import DeviceMap
+from tensorplay.errors import (
+    AsyncResultError,
+    BrokerError,
+    ProtocolError,
+    RpcTimeoutError,
+    RRefError,
+    WorkerLostError,
+)
 from tensorplay.protocol.calls import Op, Reply, Request, Status, decode_changes
-from tensorplay.protocol.messages import Kind, PeerInfo, Route
+from tensorplay.protocol.messages import PeerInfo
 
 _log = logging.getLogger(__name__)
 
-#: Marks functions whose result is a future of the result.
-ASYNC_EXECUTION_MARK = "_wrapped_async_rpc_function"
 
-
-@dataclass
+@dataclass(slots=True)
 class Job:
     """A request that has not been answered.
 
     Attributes:
         message: The request.
+        request: Its header.
         src: Who asks.
         began: When it has come, by this process's clock.
         expires: When the caller stops waiting, by the same clock.
@@ -41,21 +59,19 @@ class Job:
             while that is set before ``taken`` is looked at: one of the two sees the other.
         cancelled: Whether the caller has said that it does not want the result.
         execution: What autograd keeps of the call while it runs.
+        subject: The object to which the function's first argument refers, or why it is not
+            here.
     """
 
     message: Message
+    request: Request
     src: PeerInfo
     began: float
     expires: float
     taken: bool = False
     cancelled: bool = False
     execution: hooks.Execution | None = None
-
-    @property
-    def request(self) -> Request:
-        """The request's header."""
-        assert isinstance(self.message.header, Request)
-        return self.message.header
+    subject: Entry | RRefError | WorkerLostError | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -70,7 +86,7 @@ class Callee:
         me: This process.
         rrefs: The remote references of this process.
         executor: The pool.
-        reply: Sends a reply: route, header, payload frames.
+        reply: Sends a reply: incarnation of the caller, id, header, payload frames.
         consumed: Grants a sender credit for so many bytes.
         shared: The memory that this process shares with others.
         meters: Where durations and failures are counted.
@@ -82,7 +98,7 @@ class Callee:
         me: PeerInfo,
         rrefs: RRefContext,
         executor: Executor,
-        reply: Callable[[Route, Reply, Sequence[Frame]], None],
+        reply: Callable[[int, int, Reply, Sequence[Frame]], None],
         consumed: Callable[[int, int], None],
         shared: SharedMemory,
         meters: Meters,
@@ -96,9 +112,12 @@ class Callee:
         self._shared = shared
         self._meters = meters
         self._rules = rules
+        self._definitions = Definitions()
         self._jobs: dict[tuple[int, int], Job] = {}
         self._drained = threading.Condition()
         self._leaving = False
+        self._draining = 0  # threads that wait until there is no job
+        self._counting = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -112,8 +131,10 @@ class Callee:
         request = message.header
         assert isinstance(request, Request)
         now = time.monotonic()
-        job = Job(message, src, now, now + request.timeout if request.timeout else float("inf"))
-        self._rrefs.received(request.refs, src.incarnation)
+        expires = now + request.timeout if request.timeout else float("inf")
+        job = Job(message, request, src, now, expires)
+        if request.refs:
+            self._rrefs.received(request.refs, src.incarnation)
         if request.op in (Op.REFS, Op.PROBE):
             try:
                 answer = self._of_this_library(job)
@@ -127,6 +148,8 @@ class Callee:
         if job.key in self._jobs:
             self._release(job)
             raise ProtocolError(f"its request {message.route.id} is in progress already")
+        if request.definition:
+            self._learn(job)
         self._jobs[job.key] = job
         if request.op is Op.FETCH:
             self._release(job)
@@ -137,6 +160,9 @@ class Callee:
         if request.op is Op.REMOTE:
             assert request.rref is not None
             self._rrefs.expect(request.rref, src.incarnation)
+        elif request.rref is not None:
+            # Now: the caller may let go of the object in its next message.
+            job.subject = self._rrefs.find(request.rref, src.incarnation)
         self._executor.submit(self._run, job)
 
     def _of_this_library(self, job: Job) -> list[Frame]:
@@ -147,6 +173,14 @@ class Callee:
         changes = decode_changes(frame)
         self._rrefs.apply(job.src.incarnation, changes.adds, changes.releases)
         return []
+
+    def _learn(self, job: Job) -> None:
+        request = job.request
+        try:
+            self._definitions.learn(job.src.incarnation, request.function, request.definition)
+        except ProtocolError:
+            self._release(job)
+            raise
 
     def leave(self) -> None:
         """Runs nothing that comes from now on; what has come goes on."""
@@ -162,11 +196,11 @@ class Callee:
         """Tells a caller that the reply to its request could not be delivered."""
         error = BrokerError(f"the reply could not be delivered: {why}")
         failure = remote_exception.describe(error, self._me.name, self._me.id)
-        route = Route(Kind.REPLY, src, self._me.incarnation, id)
-        self._send_reply(route, Reply(Status.ERROR), [remote_exception.encode(failure)])
+        self._send_reply(src, id, Reply(Status.ERROR), [remote_exception.encode(failure)])
 
     def peer_left(self, incarnation: int) -> None:
         """Cancels the requests of a peer that is gone."""
+        self._definitions.forget(incarnation)
         for job in list(self._jobs.values()):
             if job.src.incarnation == incarnation:
                 self._give_up(job)
@@ -174,7 +208,11 @@ class Callee:
     def wait_idle(self, timeout: float | None) -> bool:
         """Waits until no request is being worked on; returns whether that came about."""
         with self._drained:
-            return self._drained.wait_for(lambda: not self._jobs, timeout)
+            self._draining += 1
+            try:
+                return self._drained.wait_for(lambda: not self._jobs, timeout)
+            finally:
+                self._draining -= 1
 
     def _run(self, job: Job) -> None:
         job.taken = True
@@ -205,25 +243,43 @@ class Callee:
         except BaseException as error:
             self._fail(job, error)
 
-    def _unpack(self, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    def _unpack(self, job: Job) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+        """Returns the function, its positional and its keyword arguments."""
         request = job.request
-
+        src = job.src.incarnation
+        frames = job.message.frames
+        tensors_hook = _entry_hook(job) if request.meta else None
+        custom = internal.custom_pickler()
+        function: Callable[..., Any]
+        args: Sequence[Any]
         try:
-            function, args, kwargs = payload.unpack(
-                job.message.frames,
-                importer=self._rrefs.importer(job.src.incarnation),
-                tensors_hook=(lambda tensors: _enter(job, tensors)) if request.meta else None,
-                custom=internal.custom_pickler(),
-            )
-            return function, args, kwargs
+            if custom is None and request.function and plain.is_plain(frames):
+                args, kwargs = plain.unpack(frames, tensors_hook)
+            else:
+                function, args, kwargs = payload.unpack(
+                    frames,
+                    importer=self._rrefs.importer(src),
+                    tensors_hook=tensors_hook,
+                    custom=custom,
+                )
+            if request.function:
+                function = self._definitions.resolve(src, request.function)
         finally:
             self._release(job)
+        if job.subject is not None:
+            if isinstance(job.subject, Exception):
+                raise job.subject
+            args = (RRef._of_entry(self._rrefs, job.subject), *args)
+        return function, args, kwargs
 
     def _release(self, job: Job) -> None:
         """Lets go of the request's payload: it is unpacked, or never will be."""
-        job.message.frames = ()
-        self._rrefs.settle(job.request.refs)
-        self._consumed(job.src.incarnation, job.message.credit)
+        message = job.message
+        message.frames = ()
+        if job.request.refs:
+            self._rrefs.settle(job.request.refs)
+        if message.credit:
+            self._consumed(job.src.incarnation, message.credit)
 
     def _await_result(self, job: Job, function: Callable[..., Any], result: Any) -> None:
         if not isinstance(result, torch._C.Future):
@@ -257,6 +313,34 @@ class Callee:
             self._rrefs.fulfil(request.rref, result)
             self._answer(job, Reply(Status.OK), [])
             return
+        if result is None:
+            self._answer(job, Reply(Status.OK), ())
+            return
+        custom = internal.custom_pickler()
+        device_map = payload.device_map(request.devices)
+        packed = None
+        if custom is None:
+            packed = plain.pack((result,), {}, device_map, lambda: self._shared.leases_for(job.src))
+        if packed is not None:
+            self._succeed_plain(job, packed)
+            return
+        self._succeed_pickled(job, result, device_map, custom)
+
+    def _succeed_plain(self, job: Job, packed: plain.Plain) -> None:
+        meta = b""
+        try:
+            if job.execution is not None and packed.tensors:
+                meta = job.execution.reply(packed.tensors, _NO_COPIES)
+            blocks, frames = shm.hand_over(packed.frames, packed.leases)
+            self._answer(job, Reply(Status.OK, [], meta, [], blocks), frames)
+        except BaseException:
+            if packed.leases is not None:
+                packed.leases.undo()
+            raise
+
+    def _succeed_pickled(
+        self, job: Job, result: Any, device_map: DeviceMap | None, custom: payload.Pickler | None
+    ) -> None:
         meta = b""
         execution = job.execution
 
@@ -271,9 +355,9 @@ class Callee:
             frames = payload.pack(
                 result,
                 exporter=exporter,
-                device_map=payload.device_map(request.devices),
+                device_map=device_map,
                 tensors_hook=leave,
-                custom=internal.custom_pickler(),
+                custom=custom,
                 leases=leases,
             )
             blocks, frames = shm.hand_over(frames, leases)
@@ -308,38 +392,46 @@ class Callee:
 
     def _drop(self, job: Job) -> None:
         """Drops a request whose caller has stopped waiting before it began."""
-        with self._drained:
-            if self._jobs.get(job.key) is not job:  # another thread was quicker
-                return
-            del self._jobs[job.key]
+        if self._jobs.pop(job.key, None) is None:  # another thread was quicker
+            return
+        with self._counting:
             self._meters.dropped += 1
-            if not self._jobs:
-                self._drained.notify_all()
         self._release(job)
         if job.request.op is Op.REMOTE:
             self._fail(job, RpcTimeoutError("the caller stopped waiting before the call began"))
+        self._notify_drained()
 
     def _discard(self, job: Job) -> None:
         """Drops the result of a request whose caller has stopped waiting meanwhile."""
         if job.execution is not None:
             job.execution.failed()
             job.execution = None
-        with self._drained:
+        with self._counting:
             self._meters.discarded += 1
         self._done(job)
 
     def _answer(self, job: Job, reply: Reply, frames: Sequence[Frame]) -> None:
-        route = Route(Kind.REPLY, job.src.incarnation, self._me.incarnation, job.message.route.id)
-        self._send_reply(route, reply, frames)
+        self._send_reply(job.src.incarnation, job.message.route.id, reply, frames)
         job.execution = None
         self._done(job)
 
     def _done(self, job: Job) -> None:
-        with self._drained:
+        with self._counting:
             self._meters.served.add(time.monotonic() - job.began)
-            self._jobs.pop(job.key, None)
-            if not self._jobs:
+        self._jobs.pop(job.key, None)
+        self._notify_drained()
+
+    def _notify_drained(self) -> None:
+        if self._draining and not self._jobs:
+            with self._drained:
                 self._drained.notify_all()
+
+
+_NO_COPIES: frozenset[int] = frozenset()
+
+
+def _entry_hook(job: Job) -> UnpackHook:
+    return lambda tensors: _enter(job, tensors)
 
 
 def _enter(job: Job, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensorplay.distributed.rpc import allow, hooks, internal, payload, remote_exception, shm
+from tensorplay.distributed.rpc import (
+    allow,
+    callables,
+    hooks,
+    internal,
+    payload,
+    plain,
+    remote_exception,
+    shm,
+)
+from tensorplay.distributed.rpc.callables import Told
 from tensorplay.distributed.rpc.calls import CallTable, Failed, PendingCall
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor
@@ -17,6 +27,7 @@ from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.inbound import Frame, Message
 from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions
+from tensorplay.distributed.rpc.payload import PackHook, UnpackHook
 from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.rref_context import Exporter, RRefContext
 from tensorplay.distributed.rpc.rules import Rules
@@ -24,13 +35,17 @@ from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.errors import MessageTooLargeError, RpcTimeoutError, WorkerLostError
 from tensorplay.protocol import wire
 from tensorplay.protocol.calls import Op, RefChanges, Reply, Request, Status
-from tensorplay.protocol.messages import Kind, PeerInfo, Route, Undeliverable
+from tensorplay.protocol.messages import Kind, PeerInfo, Undeliverable
 from tensorplay.protocol.refs import Adds, Releases, RRefKey
+
+if TYPE_CHECKING:
+    from tensorplay.distributed.rpc.rref import RRef
 
 #: Threads that decode replies which nobody waits for and run the callbacks of futures.
 COMPLETION_THREADS = 4
 #: Name of the calls that tell an owner of references; they are not the user's.
 _COUNTS = "reference counts"
+_PROBE = "probe of shared memory"
 
 
 class Caller:
@@ -42,7 +57,8 @@ class Caller:
         options: Default time-out and device maps.
         roster: Who is there.
         rrefs: The remote references of this process.
-        dispatch: Sends a request: route, header, payload frames.
+        dispatch: Sends a request: kind, incarnation of the callee, id, header, payload frames;
+            returns whether it goes in one message.
         cancel: Tells a callee that a request's result is not wanted any more.
         leases_for: Returns what gives memory that a peer shares, if it does.
         meters: Where durations are counted.
@@ -56,7 +72,7 @@ class Caller:
         options: BrokerRpcBackendOptions,
         roster: PeerRoster,
         rrefs: RRefContext,
-        dispatch: Callable[[Route, Request, Sequence[Frame]], None],
+        dispatch: Callable[[Kind, int, int, Request, Sequence[Frame]], bool],
         cancel: Callable[[PeerInfo, int], None],
         leases_for: Callable[[PeerInfo], Leases | None],
         meters: Meters,
@@ -74,7 +90,9 @@ class Caller:
         self._meters = meters
         self._rules = rules
         self._calls = CallTable()
+        self._told = Told()
         self._refs_lock = threading.RLock()  # a finalizer may call in here
+        self._flushing = 0
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -91,80 +109,102 @@ class Caller:
         recorded: bool,
         op: Op,
         rref: RRefKey | None,
+        subject: RRef[Any] | None,
     ) -> Future[Any]:
         """Sends a request and returns the future of its result; see ``Agent.call``."""
-        seconds = self.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else float(timeout)
-        device_map = self._options.device_maps.get(peer.name)
-        exporter = self._rrefs.exporter(peer.incarnation, kept=True)
-        recorder = _Recorder(peer, recorded, exporter)
-        leases = self._leases_for(peer)
-        frames: Sequence[Frame] = ()
-        call: PendingCall | None = None
+        call = PendingCall(self._calls.next_id(), peer, function, self._decode, self._give_up)
+        device_maps = self._options.device_maps
+        device_map = device_maps.get(peer.name) if device_maps else None
+        custom = internal.custom_pickler()
+        numbered = None if custom is not None else callables.find(function)
+        exporter: Exporter | None = None
+        leases: Leases | None = None
+        frames: Sequence[Frame]
         try:
-            if op is Op.FETCH:
-                recorder.record_fetch(args)
+            packed = None
+            if numbered is not None:
+                packed = plain.pack(args, kwargs, device_map, lambda: self._leases_for(peer))
+            if packed is not None:
+                frames, leases = packed.frames, packed.leases
+                if recorded:
+                    _record(call, packed.tensors, () if subject is None else (subject,))
+            elif op is Op.FETCH:
+                frames = ()
+                if recorded:
+                    _record(call, [], args)
             else:
+                exporter = self._rrefs.exporter(peer.incarnation, kept=True)
+                leases = self._leases_for(peer)
                 frames = payload.pack(
-                    (function, tuple(args), kwargs),
+                    (function if numbered is None else None, tuple(args), kwargs),
                     exporter=exporter,
                     device_map=device_map,
-                    tensors_hook=recorder.record,
-                    custom=internal.custom_pickler(),
+                    tensors_hook=_recorder(call, exporter, subject) if recorded else None,
+                    custom=custom,
                     leases=leases,
                 )
-            what = "to_here()" if op is Op.FETCH else _name(function)
-            call = PendingCall(self._calls.next_id(), peer, what, self._decode, recorder.state)
+            call.kept = (exporter, subject)  # the references, until the callee has them
             if op is Op.REMOTE:
-                call.future._recorded = recorder.state
+                call.future._recorded = call.state
             blocks, frames = shm.hand_over(frames, leases)
-            call.exporter = exporter  # holds the references until the callee has them
-            self._send(
-                call,
-                Request(
-                    op,
-                    timeout=seconds,
-                    rref=rref,
-                    refs=exporter.tokens,
-                    meta=recorder.meta,
-                    devices=payload.inverse(device_map),
-                    blocks=blocks,
-                ),
-                frames,
+            self._calls.add(
+                call, self.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else float(timeout)
             )
+            # Asked after the call is entered: if the callee is lost, so is the call.
+            told = self._told.to(peer.incarnation)
+            number, definition = (0, b"") if numbered is None else numbered
+            request = Request(
+                op,
+                call.timeout,
+                rref if subject is None else subject._key,
+                [] if exporter is None else exporter.tokens,
+                call.meta,
+                [],
+                payload.inverse(device_map) if device_map else {},
+                blocks,
+                number,
+                b"" if number in told else definition,
+            )
+            # Counts first: whoever is told of a reference by the request must be known by then.
+            self.flush_refs()
+            whole = self._dispatch(Kind.REQUEST, peer.incarnation, call.id, request, frames)
         except BaseException:
-            if call is not None:
-                self._calls.pop(call.id)
+            self._calls.pop(call.id)
             if leases is not None:
                 leases.undo()
-            exporter.undo()
+            if exporter is not None:
+                exporter.undo()
             raise
+        # What comes in chunks may be overtaken; what needs shared memory may not come at all.
+        if request.definition and whole and not blocks:
+            told.add(number)
         return call.future
 
     def flush_refs(self) -> None:
         """Sends the reference counts that are due, before whatever is sent next."""
+        # Whoever sends some says so before they are not due any more.
+        if not self._rrefs.due and not self._flushing:
+            return
         with self._refs_lock:
-            for owner, adds, releases in self._rrefs.drain():
-                self._send_refs(owner, adds, releases)
-
-    def _send(self, call: PendingCall, request: Request, frames: Sequence[Frame]) -> None:
-        call.future._cancel = lambda: self._cancel(call)
-        self._calls.add(call, request.timeout)
-        # Counts first: whoever is told of a reference by the request must be known by then.
-        if request.op is not Op.REFS:
-            self.flush_refs()
-        route = Route(Kind.REQUEST, call.peer.incarnation, self._me, call.id)
-        self._dispatch(route, request, frames)
+            self._flushing += 1
+            try:
+                for owner, adds, releases in self._rrefs.drain():
+                    self._send_refs(owner, adds, releases)
+            finally:
+                self._flushing -= 1
 
     def _send_refs(self, owner: int, adds: Adds, releases: Releases) -> None:
         """Tells the owner of references who else holds them and what was let go."""
         peer = self._roster.get(owner)
         if peer is None:  # nothing is owed to the dead
             return
-        call = PendingCall(self._calls.next_id(), peer, _COUNTS, self._decode)
+        call = PendingCall(self._calls.next_id(), peer, _COUNTS, self._decode, self._give_up)
         call.future._retrieved = True
         if adds:
             call.future.add_done_callback(lambda _: self._rrefs.acknowledged(owner))
-        self._send(call, Request(Op.REFS), [wire.encode(RefChanges(adds, releases))])
+        self._calls.add(call)
+        changes = wire.encode(RefChanges(adds, releases))
+        self._dispatch(Kind.REQUEST, owner, call.id, Request(Op.REFS), [changes])
 
     def probe(self, peer: PeerInfo, offer: bytes, answered: Callable[[bytes], None]) -> None:
         """Asks a peer whether it can map memory of this process.
@@ -179,11 +219,12 @@ class Caller:
             if message.header.status is Status.OK:  # type: ignore[union-attr]
                 answered(bytes(message.frames[0]))
 
-        call = PendingCall(self._calls.next_id(), peer, "probe of shared memory", decode)
+        call = PendingCall(self._calls.next_id(), peer, _PROBE, decode, self._give_up)
         call.future._retrieved = True
-        self._send(call, Request(Op.PROBE), [offer])
+        self._calls.add(call)
+        self._dispatch(Kind.REQUEST, peer.incarnation, call.id, Request(Op.PROBE), [offer])
 
-    def _cancel(self, call: PendingCall) -> None:
+    def _give_up(self, call: PendingCall) -> None:
         if self._calls.pop(call.id) is not None:
             with self._refs_lock:
                 self._meters.cancelled += 1
@@ -195,9 +236,10 @@ class Caller:
         """Takes a reply."""
         reply = message.header
         call = self._calls.pop_if_to(message.route.id, src.incarnation)
-        self._rrefs.received(reply.refs, src.incarnation)
+        if reply.refs:
+            self._rrefs.received(reply.refs, src.incarnation)
         if call is not None:
-            if call.what is not _COUNTS:
+            if call.function is not _COUNTS:
                 self._meters.made.add(time.monotonic() - call.began)
             call.arrive(message, self.completions.submit)
             return
@@ -216,20 +258,21 @@ class Caller:
         call = self._calls.pop_if_to(report.id, report.dst)
         if call is None:
             return False
-        call.fail(MessageTooLargeError(report.text), self.completions.submit)
+        call.arrive(MessageTooLargeError(report.text), self.completions.submit)
         return True
 
     def lose_unknown(self, incarnation: int, text: str) -> None:
         """Fails the calls to a peer that is not even known to have gone."""
+        self._told.forget(incarnation)
         for call in self._calls.to(incarnation):
             error = WorkerLostError(f"{call.what} on {call.peer.name!r}: {text}")
-            call.fail(error, self.completions.submit)
+            call.arrive(error, self.completions.submit)
 
     def expire(self, now: float) -> float:
         """Fails the calls whose time is up; returns when the next one's is."""
         for call in self._calls.expired(now):
             self._meters.expired += 1
-            call.fail(
+            call.arrive(
                 RpcTimeoutError(
                     f"RPC ran for more than set timeout ({call.timeout * 1000:.0f} ms) and will "
                     f"now be marked with an error: {call.what} on {call.peer.name!r}, request "
@@ -242,9 +285,10 @@ class Caller:
 
     def lose(self, peer: PeerInfo, reason: str) -> None:
         """Fails the calls to a peer that is gone."""
+        self._told.forget(peer.incarnation)
         calls = self._calls.to(peer.incarnation)
         for call in calls:
-            call.fail(
+            call.arrive(
                 WorkerLostError(
                     f"worker {peer.name!r} (id {peer.id}) died while running {call.what} "
                     f"(request {call.id}, {len(calls)} in flight to it from here): {reason}"
@@ -255,7 +299,7 @@ class Caller:
     def fail_all(self, error: BaseException) -> None:
         """Fails every call in flight."""
         for call in self._calls.to(None):
-            call.fail(error, self.completions.submit)
+            call.arrive(error, self.completions.submit)
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Waits until no call is in flight; returns whether that came about."""
@@ -271,47 +315,45 @@ class Caller:
     def _decode_guarded(self, call: PendingCall, message: Message) -> Any:
         reply = message.header
         assert isinstance(reply, Reply)
+        frames = message.frames
         try:
             if reply.status is Status.ERROR:
-                return Failed(remote_exception.rebuild(remote_exception.decode(message.frames[0])))
-            if not message.frames:
+                return Failed(remote_exception.rebuild(remote_exception.decode(frames[0])))
+            if not frames:
                 return None
+            tensors_hook = _result_hook(call, reply.meta) if reply.meta else None
+            custom = internal.custom_pickler()
+            if custom is None and plain.is_plain(frames):
+                return plain.unpack_result(frames, tensors_hook)
             return payload.unpack(
-                message.frames,
+                frames,
                 importer=self._rrefs.importer(message.route.src),
-                tensors_hook=(
-                    (lambda tensors: hooks.current().result(call.state, reply.meta, tensors))
-                    if reply.meta
-                    else None
-                ),
-                custom=internal.custom_pickler(),
+                tensors_hook=tensors_hook,
+                custom=custom,
             )
         finally:
-            self._rrefs.settle(reply.refs)
+            if reply.refs:
+                self._rrefs.settle(reply.refs)
 
 
-class _Recorder:
-    """Shows autograd the tensors of a request while it is packed."""
-
-    def __init__(self, peer: PeerInfo, enabled: bool, exporter: Exporter) -> None:
-        self._peer = peer
-        self._enabled = enabled
-        self._exporter = exporter
-        self.meta = b""
-        self.state: Any = None
-
-    def record(self, tensors: list[torch.Tensor], copies: frozenset[int]) -> None:
-        """Takes the tensors among the arguments."""
-        if self._enabled:
-            self.meta, self.state = hooks.current().request(
-                tensors, self._peer, self._exporter.rrefs, copies
-            )
-
-    def record_fetch(self, rrefs: Sequence[Any]) -> None:
-        """Takes the reference whose value is fetched."""
-        if self._enabled:
-            self.meta, self.state = hooks.current().request([], self._peer, rrefs, frozenset())
+_NO_COPIES: frozenset[int] = frozenset()
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or getattr(function, "name", function))
+def _record(call: PendingCall, tensors: list[torch.Tensor], rrefs: Sequence[RRef[Any]]) -> None:
+    """Shows autograd the tensors and references of a request."""
+    call.meta, call.state = hooks.current().request(tensors, call.peer, rrefs, _NO_COPIES)
+
+
+def _recorder(call: PendingCall, exporter: Exporter, subject: RRef[Any] | None) -> PackHook:
+    """Returns what shows autograd the tensors of a request while it is pickled."""
+
+    def record(tensors: list[torch.Tensor], copies: frozenset[int]) -> None:
+        rrefs = exporter.rrefs if subject is None else [subject, *exporter.rrefs]
+        call.meta, call.state = hooks.current().request(tensors, call.peer, rrefs, copies)
+
+    return record
+
+
+def _result_hook(call: PendingCall, meta: bytes) -> UnpackHook:
+    """Returns what has autograd take the tensors of a reply."""
+    return lambda tensors: hooks.current().result(call.state, meta, tensors)

@@ -1,4 +1,8 @@
-"""Calls in flight at the caller: a table of what is awaited, and what completes it."""
+"""Calls in flight at the caller: a table of what is awaited, and what completes it.
+
+Single operations of a dict or list are atomic: whoever removes a call from the table ends
+it, and whoever takes the reply out of its box decodes it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import itertools
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.protocol.messages import PeerInfo
@@ -25,6 +30,8 @@ class Failed:
 
 #: Turns a raw reply into the value of the call, or into ``Failed``.
 Decoder = Callable[["PendingCall", Any], Any]
+#: Deadlines of calls that have ended are cleared away when there are more of them.
+_MOST_STALE = 1024
 
 
 class PendingCall:
@@ -36,80 +43,124 @@ class PendingCall:
     Args:
         id: Number of the request.
         peer: The callee.
-        what: Name of what was called, for messages.
+        function: What was called.
         decode: Turns the raw reply into the value.
-        state: What the caller's autograd wants back with the reply.
+        give_up: Removes the call and tells the callee.
+
+    Attributes:
+        meta: What the caller's autograd tells the callee's.
+        state: What it wants back with the reply.
+        began: When it was made, by this process's clock.
+        kept: Lives until the reply has come.
+        timeout: Seconds that the call may take, 0 for no limit.
+        future: The future of the result.
     """
 
+    __slots__ = (
+        "_arrived",
+        "_box",
+        "_decode",
+        "_give_up",
+        "_waiter",
+        "began",
+        "function",
+        "future",
+        "id",
+        "kept",
+        "meta",
+        "peer",
+        "state",
+        "timeout",
+    )
+
     def __init__(
-        self, id: int, peer: PeerInfo, what: str, decode: Decoder, state: Any = None
+        self,
+        id: int,
+        peer: PeerInfo,
+        function: Any,
+        decode: Decoder,
+        give_up: Callable[[PendingCall], None],
     ) -> None:
         self.id = id
         self.peer = peer
-        self.what = what
-        self.state = state
-        self.exporter: object = None
+        self.function = function
+        self.meta = b""
+        self.state: Any = None
+        self.kept: object = None
         self.timeout = 0.0
         self.began = time.monotonic()
         self.future: Future[Any] = Future()
-        self.future._complete = self.wait
+        self.future._call = self
         self._decode = decode
-        self._lock = threading.Lock()
-        self._raw: Any = None
-        self._arrived = threading.Lock()
-        self._arrived.acquire()
-        self._waiters = 0
-        self._claimed = False
-        self._settled = False
+        self._give_up = give_up
+        self._box: list[Any] = []  # the raw reply, until somebody decodes it
+        self._arrived = False
+        self._waiter: threading.Lock | None = None  # released when the reply comes
+
+    @property
+    def what(self) -> str:
+        """Name of what was called, for messages."""
+        function = self.function
+        name = getattr(function, "__qualname__", None) or getattr(function, "name", function)
+        return str(name)
 
     def arrive(self, raw: Any, submit: Callable[..., None]) -> None:
-        """Takes the raw reply; ``submit`` runs ``settle`` where nobody waits."""
-        with self._lock:
-            if self._settled:
-                return
-            self._settled = True
-            self._raw = raw
-            waited_for = self._waiters > 0
-        self._arrived.release()
-        if not waited_for:
+        """Takes the raw reply, once; ``submit`` runs ``settle`` where nobody waits."""
+        self._box.append(raw)
+        self._arrived = True
+        # Whoever waits says so before it looks whether the reply has arrived.
+        waiter = self._waiter
+        if waiter is None:
             submit(self.settle)
-
-    def fail(self, error: BaseException, submit: Callable[..., None]) -> None:
-        """Ends the call with an exception of this side's own."""
-        self.arrive(error, submit)
+        else:
+            waiter.release()
 
     def wait(self, timeout: float | None) -> None:
         """Waits until the call is complete or ``timeout`` seconds have passed."""
-        with self._lock:
-            self._waiters += 1
-        arrived = False
-        try:
-            arrived = self._arrived.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
-        finally:  # a KeyboardInterrupt must not leave a waiter behind that is not there
-            with self._lock:
-                self._waiters -= 1
-        if arrived:
-            self._arrived.release()  # for other waiters
-            self.settle()
-
-    def settle(self) -> None:
-        """Decodes the reply and completes the future, in whichever thread comes first."""
-        with self._lock:
-            if self._claimed or not self._settled:
+        waiter = self._waiter
+        if waiter is None:
+            with _making_waiter:
+                waiter = self._waiter
+                if waiter is None:
+                    waiter = threading.Lock()
+                    waiter.acquire()
+                    self._waiter = waiter
+        if not self._arrived:
+            if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
                 return
-            self._claimed = True
-            raw, self._raw = self._raw, None
-        # No reference from the future to its call may outlive the call: they form a cycle.
-        self.future._complete = self.future._cancel = None
-        self.exporter = None
+            waiter.release()  # for other waiters
+        self.settle()
+
+    def settle(self) -> bool:
+        """Decodes the reply and completes the future, in whichever thread comes first.
+
+        Returns:
+            Whether it was this one.
+        """
+        try:
+            raw = self._box.pop()
+        except IndexError:
+            return False
+        future = self.future
         # Decoded even if cancelled: the references in it have been counted.
         outcome = Failed(raw) if isinstance(raw, BaseException) else self._decoded(raw)
-        if self.future.cancelled():
-            return
-        if isinstance(outcome, Failed):
-            _complete(self.future.set_exception, outcome.error)
-        else:
-            _complete(self.future.set_result, outcome)
+        # No reference from the future to its call may outlive the call: they form a cycle.
+        future._call = self.kept = None
+        if future._cancelled:
+            return True
+        try:
+            if isinstance(outcome, Failed):
+                future.set_exception(outcome.error)
+            else:
+                _set_result(future, outcome)
+        except RuntimeError:  # cancelled at the same moment
+            if not future._cancelled:
+                raise
+        return True
+
+    def cancel(self) -> None:
+        """Gives the call up: no reply to it is wanted any more."""
+        self._give_up(self)
 
     def _decoded(self, raw: Any) -> Any:
         try:
@@ -119,23 +170,20 @@ class PendingCall:
             return Failed(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
 
 
-def _complete(setter: Callable[[Any], None], value: Any) -> None:
-    with suppress(RuntimeError):  # cancelled at the same moment
-        setter(value)
+_making_waiter = threading.Lock()
+_set_result = torch._C.Future.set_result
 
 
-@dataclass
 class CallTable:
     """The calls in flight, and when each runs out of time."""
 
-    _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    _calls: dict[int, PendingCall] = field(default_factory=dict)
-    _deadlines: list[tuple[float, int]] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _drained: threading.Condition = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._drained = threading.Condition(self._lock)
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+        self._calls: dict[int, PendingCall] = {}
+        self._deadlines: list[tuple[float, int]] = []  # a heap; some are of calls that have ended
+        self._lock = threading.Lock()  # of the heap
+        self._drained = threading.Condition()
+        self._draining = 0  # threads that wait until there is no call
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -147,38 +195,34 @@ class CallTable:
     def add(self, call: PendingCall, timeout: float = 0.0) -> None:
         """Enters a call before its request is sent; ``timeout`` 0 is no limit."""
         call.timeout = timeout
-        with self._lock:
-            self._calls[call.id] = call
-            if timeout:
-                heapq.heappush(self._deadlines, (time.monotonic() + timeout, call.id))
+        self._calls[call.id] = call
+        if timeout:
+            with self._lock:
+                deadlines = self._deadlines
+                heapq.heappush(deadlines, (time.monotonic() + timeout, call.id))
+                if len(deadlines) > 2 * len(self._calls) + _MOST_STALE:
+                    self._deadlines = [entry for entry in deadlines if entry[1] in self._calls]
+                    heapq.heapify(self._deadlines)
 
     def pop(self, id: int) -> PendingCall | None:
         """Removes and returns a call, or None if it has ended already."""
-        with self._lock:
-            call = self._calls.pop(id, None)
-            if not self._calls:
-                self._deadlines.clear()
-                self._drained.notify_all()
-            return call
+        call = self._calls.pop(id, None)
+        if self._draining:
+            self._notify_drained()
+        return call
 
     def pop_if_to(self, id: int, incarnation: int) -> PendingCall | None:
         """Removes and returns a call if it is one to that peer."""
-        with self._lock:
-            call = self._calls.get(id)
+        call = self._calls.get(id)
         return self.pop(id) if call is not None and call.peer.incarnation == incarnation else None
 
     def expired(self, now: float) -> list[PendingCall]:
         """Removes and returns the calls whose time is up."""
-        late = []
+        ids = []
         with self._lock:
             while self._deadlines and self._deadlines[0][0] <= now:
-                _, id = heapq.heappop(self._deadlines)
-                call = self._calls.pop(id, None)
-                if call is not None:
-                    late.append(call)
-            if not self._calls:
-                self._drained.notify_all()
-        return late
+                ids.append(heapq.heappop(self._deadlines)[1])
+        return [call for id in ids if (call := self.pop(id)) is not None]
 
     def next_deadline(self) -> float:
         """Returns when the next call runs out of time; infinity if none does."""
@@ -189,18 +233,23 @@ class CallTable:
 
     def to(self, incarnation: int | None) -> list[PendingCall]:
         """Removes and returns the calls to one peer, or all of them."""
-        with self._lock:
-            ids = [
-                id
-                for id, call in self._calls.items()
-                if incarnation is None or call.peer.incarnation == incarnation
-            ]
-            calls = [self._calls.pop(id) for id in ids]
-            if not self._calls:
-                self._drained.notify_all()
-        return calls
+        ids = [
+            call.id
+            for call in list(self._calls.values())
+            if incarnation is None or call.peer.incarnation == incarnation
+        ]
+        return [call for id in ids if (call := self.pop(id)) is not None]
 
     def wait_empty(self, timeout: float | None) -> bool:
         """Waits until no call is in flight; returns whether that came about."""
         with self._drained:
-            return self._drained.wait_for(lambda: not self._calls, timeout)
+            self._draining += 1
+            try:
+                return self._drained.wait_for(lambda: not self._calls, timeout)
+            finally:
+                self._draining -= 1
+
+    def _notify_drained(self) -> None:
+        if not self._calls:
+            with self._drained:
+                self._drained.notify_all()

@@ -25,3 +25,6 @@ DEFAULT_CONNECT_TIMEOUT_SEC: Final = 60.0
 
 #: Payload bytes that may be under way to one peer, unconsumed there.
 DEFAULT_WINDOW_BYTES: Final = 64 << 20
+
+#: Marks functions whose result is a future of the result.
+ASYNC_EXECUTION_MARK = "_wrapped_async_rpc_function"

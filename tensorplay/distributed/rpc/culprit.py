@@ -61,7 +61,7 @@ def _is_call(obj: Any) -> bool:
     return (
         type(obj) is tuple
         and len(obj) == 3
-        and callable(obj[0])
+        and (obj[0] is None or callable(obj[0]))
         and type(obj[1]) is tuple
         and type(obj[2]) is dict
     )

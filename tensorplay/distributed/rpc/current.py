@@ -13,6 +13,20 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _agent: Agent | None = None
+_pid = os.getpid()  # kept, as every call asks for it
+
+
+def _note_fork() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def is_of_this_process(agent: Agent) -> bool:
+    """Returns whether an agent was made in this process, not in one that it was forked from."""
+    return agent.pid == _pid
 
 
 def agent() -> Agent:
@@ -27,7 +41,7 @@ def agent() -> Agent:
             "RPC has not been initialized. Current RPC agent is not set! Did you initialize the "
             "RPC framework (e.g. by calling `tensorplay.distributed.rpc.init_rpc`)?"
         )
-    if current.pid != os.getpid():
+    if current.pid != _pid:
         raise NotInitializedError(
             "RPC has not been initialized in this process, which was forked from one where it "
             "was: an agent cannot be shared between processes, call init_rpc in this process"
@@ -37,7 +51,7 @@ def agent() -> Agent:
 
 def is_set() -> bool:
     """Returns whether this process has an agent of its own."""
-    return _agent is not None and _agent.pid == os.getpid()
+    return _agent is not None and is_of_this_process(_agent)
 
 
 def set_agent(new: Agent | None) -> None:

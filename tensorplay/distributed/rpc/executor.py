@@ -240,10 +240,10 @@ class Executor:
                 if spent <= taken * SHORT_SECONDS:
                     self._watched = True
                     continue
+                more = 0 if taken else min(self._running, len(self._tasks)) - 1
                 self._running += 1
-                if not taken:  # they may take long, or wait for those that are queued
-                    for _ in range(len(self._tasks) - 1):
-                        self._grow()
+                for _ in range(more):  # they take long, or wait for those that are queued
+                    self._grow()
                 return True
 
     def _rest(self, seat: _Seat, ran: bool) -> bool:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tensorplay.distributed.rpc.callee import ASYNC_EXECUTION_MARK
+from tensorplay.distributed.rpc.constants import ASYNC_EXECUTION_MARK
 
 P = ParamSpec("P")
 T = TypeVar("T")

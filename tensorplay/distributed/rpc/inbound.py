@@ -13,7 +13,7 @@ from tensorplay.protocol.messages import Kind, Route
 Frame = bytes | memoryview
 
 
-@dataclass
+@dataclass(slots=True)
 class Message:
     """A complete request or reply.
 

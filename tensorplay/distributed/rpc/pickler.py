@@ -196,7 +196,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, torch.Tensor):
             return _take_apart(obj)
         if kind is types.FunctionType:
-            return NotImplemented if _is_importable(obj) else self._function_reduce(obj)
+            return NotImplemented if is_importable(obj) else self._function_reduce(obj)
         if kind is types.BuiltinFunctionType and obj == getattr(torch, obj.__name__, None):
             return _native, (obj.__name__,)
         if kind is types.MethodType and isinstance(obj.__self__, type):
@@ -272,7 +272,7 @@ def _tensor_at(number: int) -> torch.Tensor:
     raise SerializationError("a pickle of a call can only be read by the RPC unpickler")
 
 
-def _is_importable(function: types.FunctionType) -> bool:
+def is_importable(function: types.FunctionType) -> bool:
     """Returns whether a function goes by reference; of most, this is less work than cloudpickle's.
 
     False means that it may: as a function inside of a class, or while modules are registered to

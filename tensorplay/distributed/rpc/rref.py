@@ -110,6 +110,14 @@ class RRef(Generic[T]):
             rref.autograd_edges = [created._recorded]
         return rref
 
+    @classmethod
+    def _of_entry(cls, context: RRefContext, entry: Entry) -> RRef[Any]:
+        """Returns a reference to an object of this process."""
+        rref: RRef[Any] = object.__new__(cls)
+        me = context.agent.info
+        rref._bind(context, entry.key, me.incarnation, WorkerInfo(me.name, me.id), entry=entry)
+        return rref
+
     def _bind(
         self,
         context: RRefContext,

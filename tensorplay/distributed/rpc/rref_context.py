@@ -57,6 +57,7 @@ class Host(Protocol):
         hooks: bool = True,
         op: Op = Op.CALL,
         rref: RRefKey | None = None,
+        subject: RRef[Any] | None = None,
     ) -> Future[Any]:
         """Sends a request."""
 
@@ -270,15 +271,13 @@ class RRefContext:
         Returns:
             A future that fails with ``RRefError`` if the object is not, or no longer, here.
         """
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None and self._counts.owned.may_come(key, src):
-                # The request that creates it is larger than this one, and still coming.
-                entry = self._entries[key] = Entry(key)
-        if entry is None:
-            entry = Entry(key)
-            entry.future.set_exception(self._freed(key))
-        return entry.future
+        entry = self.find(key, src)
+        if isinstance(entry, Entry):
+            return entry.future
+        failed: Future[Any] = Future()
+        failed._retrieved = True
+        failed.set_exception(entry)
+        return failed
 
     def apply(self, src: int, adds: Adds, releases: Releases) -> None:
         """Takes over the counts that another process reports."""
@@ -331,6 +330,11 @@ class RRefContext:
             ]
             self._free(orphans)
 
+    @property
+    def due(self) -> bool:
+        """Whether ``drain`` may return something; asks for no lock."""
+        return bool(self._dropped) or not self._counts.used.settled
+
     def drain(self) -> list[tuple[int, Adds, Releases]]:
         """Returns the counts that are due to be sent now.
 
@@ -363,13 +367,24 @@ class RRefContext:
         Raises:
             RRefError: If the object is not, or no longer, here.
         """
+        entry = self.find(key)
+        if isinstance(entry, Entry):
+            return entry
+        raise entry
+
+    def find(self, key: RRefKey, src: int | None = None) -> Entry | RRefError | WorkerLostError:
+        """Returns the entry of an owned object, or why there is none.
+
+        Args:
+            key: Name of the reference.
+            src: Incarnation of the process that asks.
+        """
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None and self._counts.owned.may_come(key):
+            if entry is None and self._counts.owned.may_come(key, src):
+                # The request that creates it is larger than this one, and still coming.
                 entry = self._entries[key] = Entry(key)
-        if entry is None:
-            raise self._freed(key)
-        return entry
+        return self._freed(key) if entry is None else entry
 
     def stats(self) -> dict[str, float]:
         """Returns how many objects this process owns for others and uses of others."""

@@ -44,8 +44,7 @@ class RemoteParts(ModuleShell):
 
     def _on_owner(self, function: Callable[..., T], *args: Any) -> T:
         """Has the module's owner run ``function`` on it, unseen by autograd."""
-        module = self._live_module()
-        return api._call_owner(module, function, (module, *args), hooks=False).wait()
+        return api._call_owner(self._live_module(), function, args, hooks=False).wait()
 
     def _live_module(self) -> rpc.RRef[Module]:
         """Returns the reference to the module, which may have to be made afresh first."""

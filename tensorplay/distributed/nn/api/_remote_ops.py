@@ -98,15 +98,16 @@ def _remote_forward(
     module_rref: rpc.RRef[Module],
     device: str,
     is_device_map_set: bool,
-    call_args: tuple[Any, ...],
-    call_kwargs: dict[str, Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     # Calls the module, not its forward(), so that hooks on it run and compile() has an effect.
     module = _module(module_rref)
     home = home_of(module, device)
     if home.type != "cpu":
-        call_args, call_kwargs = to_home((call_args, call_kwargs), home)
-    result = module(*call_args, **call_kwargs)
+        args, kwargs = to_home((args, kwargs), home)
+    result = module(*args, **kwargs)
     return result if is_device_map_set or is_host(home) else to_host(result)
 
 

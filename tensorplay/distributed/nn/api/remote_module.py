@@ -160,9 +160,7 @@ class _RemoteModule(RemoteParts):
         """
         handle = object.__new__(cls)
         handle._init_template(_module_interface_cls, handle._prepare_init(remote_device))
-        described = api._call_owner(
-            module_rref, ops._describe_module, (module_rref,), hooks=False
-        ).wait()
+        described = api._call_owner(module_rref, ops._describe_module, hooks=False).wait()
         handle._adopt(Placement(module_rref, *described))
         return handle
 

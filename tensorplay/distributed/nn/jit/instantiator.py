@@ -73,8 +73,8 @@ class RemoteModuleTemplate:
 
 def forward_async(self: CallTarget, *args: Any, **kwargs: Any) -> rpc.Future[Any]:
     """Calls the remote module and returns the future of its result."""
-    arguments = (self.module_rref, self.device, self.is_device_map_set, args, kwargs)
-    return api._call_owner(self.module_rref, _remote_forward, arguments)
+    arguments = (self.device, self.is_device_map_set, *args)
+    return api._call_owner(self.module_rref, _remote_forward, arguments, kwargs)
 
 
 def forward(self: CallTarget, *args: Any, **kwargs: Any) -> Any:
