@@ -243,7 +243,7 @@ class Callee:
         except BaseException as error:
             self._fail(job, error)
 
-    def _unpack(self, job: Job) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+    def _unpack(self, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
         """Returns the function, its positional and its keyword arguments."""
         request = job.request
         src = job.src.incarnation
@@ -269,8 +269,8 @@ class Callee:
         if job.subject is not None:
             if isinstance(job.subject, Exception):
                 raise job.subject
-            args = (RRef._of_entry(self._rrefs, job.subject), *args)
-        return function, args, kwargs
+            return function, (RRef._of_entry(self._rrefs, job.subject), *args), kwargs
+        return function, tuple(args), kwargs
 
     def _release(self, job: Job) -> None:
         """Lets go of the request's payload: it is unpacked, or never will be."""
