@@ -65,8 +65,8 @@ class Driver:
         meters, callee = self.meters, self.callee
         return meters.dropped, meters.discarded, callee.unwanted(), len(callee)
 
-    def _reply(self, route: Route, reply: Reply, frames: Any) -> None:
-        self.replies.append((route.id, reply))
+    def _reply(self, dst: int, id: int, reply: Reply, frames: Any) -> None:
+        self.replies.append((id, reply))
 
     def _consumed(self, src: int, size: int) -> None:
         self.credit += size
