@@ -40,7 +40,11 @@ class Driver:
         pool = Mock()
         pool.submit = lambda function, *args: self.queue.append((function, args))
         self.meters = Meters()
-        self.callee = Callee(ME, self.rrefs, pool, self._reply, self._consumed, shared, self.meters)
+        rules = Mock()
+        rules.of_request.return_value = None
+        self.callee = Callee(
+            ME, self.rrefs, pool, self._reply, self._consumed, shared, self.meters, rules
+        )
 
     def request(
         self,
