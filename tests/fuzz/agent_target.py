@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tensorplay.distributed.autograd import wire as autograd_wire
-from tensorplay.distributed.rpc import current, payload, remote_exception
+from tensorplay.distributed.rpc import current, payload, plain, remote_exception
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions
@@ -80,7 +80,7 @@ class AgentTarget:
         welcome = Welcome(PROTOCOL_VERSION, 7, me, [me, self._friend, self._foe], 1.0, 5.0, 1 << 26)
         self._agent.on_registered(welcome, False)
         self._agent.on_peers(PeersChanged(joined=(me, self._friend, self._foe)))
-        self._replies: list[Route] = []
+        self._replies: list[int] = []
         self._served = threading.Event()
         self._reply = self._agent._callee._send_reply
         self._agent._callee._send_reply = self._replied
@@ -156,11 +156,11 @@ class AgentTarget:
         assert done.wait(60.0), "the pool is stuck"
         self._agent._link._posted.clear()
 
-    def _replied(self, route: Route, reply: Any, frames: Any) -> None:
-        if route.dst == _FRIEND:
-            self._replies.append(route)
+    def _replied(self, dst: int, id: int, reply: Any, frames: Any) -> None:
+        if dst == _FRIEND:
+            self._replies.append(id)
             self._served.set()
-        self._reply(route, reply, frames)
+        self._reply(dst, id, reply, frames)
         self.sent["replied"] += 1
 
     def _look(self, number: int) -> None:
@@ -171,7 +171,7 @@ class AgentTarget:
         self._served.clear()
         self._agent.on_message(Route(Kind.REQUEST, self._me, _FRIEND, number, 0), request)
         assert self._served.wait(60.0)
-        assert [reply.id for reply in self._replies] == [number], self._replies
+        assert self._replies == [number], self._replies
         partial = sum(assembler.total for _, assembler in self._agent._inbound._partial.values())
         assert partial <= 200 << 26  # of few ids, each at most as large as the broker admits
         assert self._agent.executor.size <= 40
@@ -246,6 +246,16 @@ def samples(me: int) -> list[Sample]:
             1,
         ),
         (Kind.REPLY, [wire.encode(Reply(Status.OK, [], b"", [100, 9]))], -1),
+        *[
+            (kind, [wire.encode(header), *map(bytes, body.frames)], -1)
+            for body in (plain.pack((1, "a", None), {"b": 2.0}), plain.pack((torch.ones(3),), {}))
+            if body is not None
+            for kind, header in (
+                (Kind.REQUEST, Request(Op.CALL, function=1, meta=b"\x01")),
+                (Kind.REPLY, Reply(Status.OK)),
+                (Kind.REPLY, Reply(Status.OK, [], recorded)),
+            )
+        ],
         (Kind.REPLY, [wire.encode(Reply(Status.ERROR)), bytes(error)], 1),
         *[
             (Kind.CHUNK, [wire.encode(Position(kind, offset)), bytes(100)], -1)

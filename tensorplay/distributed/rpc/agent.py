@@ -34,7 +34,7 @@ from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from tensorplay.distributed.rpc.executor import Executor, blocked
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.handshakes import Handshakes
-from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message
+from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message, too_large
 from tensorplay.distributed.rpc.link import Link
 from tensorplay.distributed.rpc.meters import Meters
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions, WorkerInfo, checked_timeout
@@ -45,7 +45,6 @@ from tensorplay.distributed.rpc.rules import Rules
 from tensorplay.distributed.rpc.shm import SharedMemory
 from tensorplay.errors import (
     BrokerError,
-    MessageTooLargeError,
     NotInitializedError,
     ProtocolError,
     RegistrationError,
@@ -173,7 +172,7 @@ class Agent:
             device=device,
         )
         self._handshakes = Handshakes(str(address), options.keys(name))
-        self._link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
+        self._link: Link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
         self._inbound = Inbound(payload.allocate, self._link.consumed, options.window_bytes)
         self._max_bytes: int | None = None
 
@@ -356,9 +355,7 @@ class Agent:
             if left is None:
                 return late(peer)
             timeout = left
-        future = self._caller.call(
-            peer, function, args, kwargs or {}, timeout, hooks, op, rref, subject
-        )
+        future = self._caller.call(peer, function, args, kwargs, timeout, hooks, op, rref, subject)
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
             self._caller.lose(peer, self.roster.departure(peer))
             self._link.drop(peer.incarnation)  # nobody else would
@@ -402,32 +399,17 @@ class Agent:
             raise RegistrationError(f"this process is not registered any more: {self.failure}")
 
     def _dispatch(
-        self,
-        kind: Kind,
-        dst: int,
-        id: int,
-        header: Request | Reply,
-        frames: Sequence[Frame],
+        self, kind: Kind, dst: int, id: int, header: Request | Reply, frames: Sequence[Frame]
     ) -> bool:
-        """Sends a request or reply, or hands it to this process itself.
-
-        Returns:
-            Whether it goes in one message, not in chunks.
-        """
+        """Sends a request or reply; returns whether it goes in one message, not in chunks."""
         size = sum(map(len, frames)) if frames else 0
         if self._max_bytes is not None and size > self._max_bytes:
-            what = "request" if isinstance(header, Request) else "result"
-            raise MessageTooLargeError(
-                f"the {what} has {size} bytes, but the broker routes at most {self._max_bytes} "
-                "(its option --max-message-bytes)"
-            )
-        whole = size <= CHUNK_BYTES
+            raise too_large("request" if kind == Kind.REQUEST else "result", size, self._max_bytes)
         if dst == self.incarnation:
             self._complete_message(Message(Route(kind, dst, dst, id, size), header, frames))
             return True
-        if whole:
-            if header.blocks:
-                # What lies in shared memory does not travel, but takes its part of the window.
+        if whole := size <= CHUNK_BYTES:
+            if header.blocks:  # they do not travel, but take their part of the window
                 size += sum(block.nbytes for block in header.blocks)
             self._link.send(dst, kind, id, size, wire.encode(header), *frames)
         else:
@@ -599,9 +581,6 @@ class Agent:
                 self.shared.mappings.discard(src, partial.header.blocks)
             self.rrefs.received(partial.header.refs, route.src)
             self.rrefs.settle(partial.header.refs)
-
-    def on_idle(self) -> None:
-        """What has come together has been handled."""
 
     def _lose(self, gone: Departure) -> None:
         """Fails what is in flight to a peer that is gone, and forgets what is its."""

@@ -104,7 +104,7 @@ class Caller:
         peer: PeerInfo,
         function: Callable[..., Any] | None,
         args: Sequence[Any],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, Any] | None,
         timeout: float,
         recorded: bool,
         op: Op,
@@ -112,6 +112,7 @@ class Caller:
         subject: RRef[Any] | None,
     ) -> Future[Any]:
         """Sends a request and returns the future of its result; see ``Agent.call``."""
+        kwargs = kwargs or {}
         call = PendingCall(self._calls.next_id(), peer, function, self._decode, self._give_up)
         device_maps = self._options.device_maps
         device_map = device_maps.get(peer.name) if device_maps else None

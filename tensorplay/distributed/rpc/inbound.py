@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensorplay.errors import ProtocolError
+from tensorplay.errors import MessageTooLargeError, ProtocolError
 from tensorplay.protocol.calls import Reply, Request, decode_reply, decode_request
 from tensorplay.protocol.chunks import Assembler, decode_position
 from tensorplay.protocol.messages import Kind, Route
@@ -28,6 +28,14 @@ class Message:
     header: Request | Reply
     frames: Sequence[Frame]
     credit: int = 0
+
+
+def too_large(what: str, size: int, limit: int) -> MessageTooLargeError:
+    """Returns the error of a message that the broker would not route."""
+    return MessageTooLargeError(
+        f"the {what} has {size} bytes, but the broker routes at most {limit} "
+        "(its option --max-message-bytes)"
+    )
 
 
 class Inbound:

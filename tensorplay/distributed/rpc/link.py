@@ -108,9 +108,6 @@ class Handlers(Protocol):
     def on_tick(self, now: float) -> float:
         """Does what is due and returns when it wants to be called again."""
 
-    def on_idle(self) -> None:
-        """What has come together has been handled."""
-
     def stats(self) -> dict[str, float]:
         """What this peer tells the broker of itself."""
 
@@ -355,7 +352,6 @@ class Link:
         if self._waiting_for_room:
             with self._room:
                 self._room.notify_all()
-        self._handlers.on_idle()
         self._run_posted()
         self._flush()
         return more
