@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from tensorplay import keys
 from tensorplay.broker import Broker, BrokerConfig
+from tensorplay.broker.check import check
 from tensorplay.distributed.autograd.engine import _drop
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.errors import NotAllowedError, RemoteError
@@ -51,6 +53,17 @@ def other(one: Agent) -> PeerInfo:
     return next(peer for peer in one.roster.all() if peer.incarnation != one.incarnation)
 
 
+def shown(broker: Broker, name: str) -> int:
+    """Returns how many violations the broker's status shows of a peer, once it shows one."""
+    deadline = time.monotonic() + 10
+    while True:
+        peers = check(broker.address, 5.0)["namespaces"]["default"]["peers"]
+        (count,) = (peer["stats"].get("violations", 0) for peer in peers if peer["name"] == name)
+        if count or time.monotonic() > deadline:
+            return int(count)
+        time.sleep(0.05)
+
+
 def test_violations_are_refused_counted_and_logged(
     plain: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -65,6 +78,7 @@ def test_violations_are_refused_counted_and_logged(
             caller.call(peer, os.system, ("touch pwned",), hooks=False).wait()
         assert callee.stats()["violations"] == 1
         assert caller.stats()["violations"] == 0
+        assert shown(plain, "callee") == 1
     assert "posix.system was asked for by 'caller'" in caplog.text
 
 
