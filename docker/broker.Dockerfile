@@ -1,10 +1,12 @@
 # The broker alone: no torch, no compiler, no root, and nothing that it writes.
 #
 #   docker build -f docker/broker.Dockerfile -t tensorplay-broker .
-#   docker run --read-only -p 127.0.0.1:5555:5555 -e TENSORPLAY_INSECURE=1 tensorplay-broker
+#   docker run --read-only -p 5555:5555 -v "$HOME/.tensorplay/keys:/keys:ro" \
+#     -e TENSORPLAY_CURVE_DIR=/keys --user "$(id -u)" tensorplay-broker
 #
-# Inside a container the broker must listen to other hosts, and it refuses to until it is told,
-# by TENSORPLAY_INSECURE=1, that all who can reach it are trusted: see SECURITY.md.
+# Inside a container the broker must listen to other hosts, and it refuses to without keys (see
+# `tensorplay keys`) until it is told, by TENSORPLAY_INSECURE=1, that all who can reach it are
+# trusted.
 
 # Any image with python3 (3.10 or newer), its venv and pip.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
@@ -36,6 +38,8 @@ LABEL org.opencontainers.image.title="tensorplay broker" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/tensorplay /opt/tensorplay
+# New volumes for keys that are mounted here are the user's below.
+RUN mkdir -m 700 /keys /keys/broker /keys/peers && chown -R 10001:10001 /keys
 ENV PATH=/opt/tensorplay/bin:${PATH} \
     TENSORPLAY_BIND=tcp://0.0.0.0:5555 \
     PYTHONUNBUFFERED=1 \

@@ -38,6 +38,8 @@ LABEL org.opencontainers.image.title="tensorplay worker" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/tensorplay /opt/tensorplay
+# New volumes for keys that are mounted here are the user's below.
+RUN mkdir -m 700 /keys /keys/broker /keys/peers && chown -R 10001:10001 /keys
 # What is imported from the current folder is found there; a notebook's or a script's is sent.
 WORKDIR /work
 ENV PATH=/opt/tensorplay/bin:${PATH} \
