@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from tensorplay import distributed, errors, nn
     from tensorplay.cluster import LocalCluster, local_cluster
+    from tensorplay.profiling import Profile, profile
 
 __all__ = [
     "LocalCluster",
+    "Profile",
     "Tensor",
     "__version__",
     "compile",
@@ -27,6 +29,7 @@ __all__ = [
     "errors",
     "local_cluster",
     "nn",
+    "profile",
 ]
 
 _MODULES = (
@@ -41,11 +44,17 @@ _MODULES = (
     "keys",
     "logs",
     "nn",
+    "profiling",
     "protocol",
     "version",
     "worker",
 )
-_MEMBERS = {"LocalCluster": "tensorplay.cluster", "local_cluster": "tensorplay.cluster"}
+_MEMBERS = {
+    "LocalCluster": "tensorplay.cluster",
+    "Profile": "tensorplay.profiling",
+    "local_cluster": "tensorplay.cluster",
+    "profile": "tensorplay.profiling",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -60,6 +60,28 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a call's life, for traces.
+
+    Attributes:
+        stage: Which part.
+        name: What is called.
+        id: Number of the request.
+        start: When it began, in seconds of the broker's clock.
+        end: When it ended.
+        process: Name of the peer.
+        thread: Name of the thread.
+    """
+
+    stage: str
+    name: str
+    id: int
+    start: float
+    end: float
+    process: str
+    thread: str
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """What the caller wants.
 
@@ -75,6 +97,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         function: Number of the function that is called, or 0 if the payload has it.
         definition: What that number stands for: the pickle of the function. The first request
             that goes to a callee with that number has it.
+        trace: Whether the reply is to say where the time went.
+        context: The caller's OpenTelemetry context.
     """
 
     op: Op
@@ -87,16 +111,23 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     blocks: list[Block] = []
     function: int = 0
     definition: bytes = b""
+    trace: bool = False
+    context: dict[str, str] = {}
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What the callee answers; the fields are those of ``Request``."""
+    """What the callee answers; the fields are those of ``Request``.
+
+    Attributes:
+        trace: Where the time went, if the request asks; first the callee's whole part.
+    """
 
     status: Status
     refs: list[RefToken] = []
     meta: bytes = b""
     sizes: list[int] = []
     blocks: list[Block] = []
+    trace: list[Span] = []
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):

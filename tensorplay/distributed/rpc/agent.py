@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import about, current, hooks, payload, recycling
+from tensorplay.distributed.rpc import about, current, hooks, payload, recycling, tracing
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.caller import Caller
@@ -157,6 +157,7 @@ class Agent:
             self.roster,
             self.rrefs,
             self._dispatch,
+            self._when_sent,
             self._send_cancel,
             self.shared.leases_for,
             self.meters,
@@ -185,6 +186,7 @@ class Agent:
             RegistrationError: If the broker refuses this peer.
             BrokerError: If it does not answer within the options' ``connect_timeout``.
         """
+        tracing.find_telemetry()
         self._link.start()
         if not self._registered.wait(self.options.connect_timeout):
             self.abandon()
@@ -429,6 +431,9 @@ class Agent:
 
     def _probe(self, peer: PeerInfo, offer: bytes, answered: Callable[[bytes], None]) -> None:
         self._caller.probe(peer, offer, answered)
+
+    def _when_sent(self, action: Callable[[], None]) -> None:
+        self._link.post(action)
 
     def _send_cancel(self, peer: PeerInfo, id: int) -> None:
         if peer.incarnation == self.incarnation:

@@ -6,9 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from tensorplay.distributed.rpc import (
@@ -19,6 +21,7 @@ from tensorplay.distributed.rpc import (
     plain,
     remote_exception,
     shm,
+    tracing,
 )
 from tensorplay.distributed.rpc.callables import Definitions
 from tensorplay.distributed.rpc.constants import ASYNC_EXECUTION_MARK
@@ -59,6 +62,7 @@ class Job:
             while that is set before ``taken`` is looked at: one of the two sees the other.
         cancelled: Whether the caller has said that it does not want the result.
         execution: What autograd keeps of the call while it runs.
+        service: Where its times are noted, if it is traced.
         subject: The object to which the function's first argument refers, or why it is not
             here.
     """
@@ -71,6 +75,7 @@ class Job:
     taken: bool = False
     cancelled: bool = False
     execution: hooks.Execution | None = None
+    service: tracing.Service | None = None
     subject: Entry | RRefError | WorkerLostError | None = None
 
     @property
@@ -133,6 +138,8 @@ class Callee:
         now = time.monotonic()
         expires = now + request.timeout if request.timeout else float("inf")
         job = Job(message, request, src, now, expires)
+        if request.trace:
+            job.service = tracing.Service(self._me.name, message.route.id, now)
         if request.refs:
             self._rrefs.received(request.refs, src.incarnation)
         if request.op in (Op.REFS, Op.PROBE):
@@ -220,11 +227,23 @@ class Callee:
             self._drop(job)
             return
         guard = self._rules.of_request(job.src)
-        if guard is None:
+        if job.request.trace or job.request.context:
+            self._execute_traced(job, guard)
+        elif guard is None:
             self._execute(job)
         else:
             with allow.guarding(guard):
                 self._execute(job)
+
+    def _execute_traced(self, job: Job, guard: allow.Guard | None) -> None:
+        with ExitStack() as stack:
+            if job.service is not None:
+                job.service.began()
+                stack.enter_context(tracing.serving(job.service))
+            stack.enter_context(tracing.in_context(job.request.context))
+            if guard is not None:
+                stack.enter_context(allow.guarding(guard))
+            self._execute(job)
 
     def _execute(self, job: Job) -> None:
         try:
@@ -305,6 +324,8 @@ class Callee:
     def _succeed(self, job: Job, result: Any) -> None:
         """Keeps or sends the result; raises if it cannot be sent."""
         request = job.request
+        if job.service is not None:
+            job.service.ran()
         if job.cancelled and request.op is not Op.REMOTE:
             self._discard(job)
             return
@@ -411,6 +432,8 @@ class Callee:
         self._done(job)
 
     def _answer(self, job: Job, reply: Reply, frames: Sequence[Frame]) -> None:
+        if job.service is not None:
+            reply = msgspec.structs.replace(reply, trace=job.service.spans())
         self._send_reply(job.src.incarnation, job.message.route.id, reply, frames)
         job.execution = None
         self._done(job)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import profiler
 
 from tensorplay.distributed.rpc import (
     allow,
@@ -18,6 +19,7 @@ from tensorplay.distributed.rpc import (
     plain,
     remote_exception,
     shm,
+    tracing,
 )
 from tensorplay.distributed.rpc.callables import Told
 from tensorplay.distributed.rpc.calls import CallTable, Failed, PendingCall
@@ -59,6 +61,7 @@ class Caller:
         rrefs: The remote references of this process.
         dispatch: Sends a request: kind, incarnation of the callee, id, header, payload frames;
             returns whether it goes in one message.
+        when_sent: Has a function called when what is dispatched next has been sent.
         cancel: Tells a callee that a request's result is not wanted any more.
         leases_for: Returns what gives memory that a peer shares, if it does.
         meters: Where durations are counted.
@@ -73,6 +76,7 @@ class Caller:
         roster: PeerRoster,
         rrefs: RRefContext,
         dispatch: Callable[[Kind, int, int, Request, Sequence[Frame]], bool],
+        when_sent: Callable[[Callable[[], None]], None],
         cancel: Callable[[PeerInfo, int], None],
         leases_for: Callable[[PeerInfo], Leases | None],
         meters: Meters,
@@ -85,6 +89,7 @@ class Caller:
         self._roster = roster
         self._rrefs = rrefs
         self._dispatch = dispatch
+        self._when_sent = when_sent
         self._send_cancel = cancel
         self._leases_for = leases_for
         self._meters = meters
@@ -148,6 +153,10 @@ class Caller:
             if op is Op.REMOTE:
                 call.future._recorded = call.state
             blocks, frames = shm.hand_over(frames, leases)
+            if tracing.active:
+                call.trace = tracing.begin(call)
+            if profiler._is_profiler_enabled:
+                _show(call)
             self._calls.add(
                 call, self.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else float(timeout)
             )
@@ -165,9 +174,13 @@ class Caller:
                 blocks,
                 number,
                 b"" if number in told else definition,
+                call.trace is not None,
+                tracing.context() if tracing.active else {},
             )
             # Counts first: whoever is told of a reference by the request must be known by then.
             self.flush_refs()
+            if call.trace is not None:
+                self._when_sent(call.trace.sent)
             whole = self._dispatch(Kind.REQUEST, peer.incarnation, call.id, request, frames)
         except BaseException:
             self._calls.pop(call.id)
@@ -240,6 +253,8 @@ class Caller:
         if reply.refs:
             self._rrefs.received(reply.refs, src.incarnation)
         if call is not None:
+            if call.trace is not None:
+                call.trace.arrived()
             if call.function is not _COUNTS:
                 self._meters.made.add(time.monotonic() - call.began)
             call.arrive(message, self.completions.submit)
@@ -335,9 +350,18 @@ class Caller:
         finally:
             if reply.refs:
                 self._rrefs.settle(reply.refs)
+            if call.trace is not None:
+                call.trace.done(reply.trace)
 
 
 _NO_COPIES: frozenset[int] = frozenset()
+
+
+def _show(call: PendingCall) -> None:
+    """Has torch's profiler show the call as a range, from now until its future is complete."""
+    record = profiler.record_function(f"tensorplay: {call.what} on {call.peer.name}")
+    record.__enter__()  # type: ignore[no-untyped-call]
+    record._call_end_callbacks_on_future(call.future)
 
 
 def _record(call: PendingCall, tensors: list[torch.Tensor], rrefs: Sequence[RRef[Any]]) -> None:

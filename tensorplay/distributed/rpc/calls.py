@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tensorplay.distributed.rpc.future import Future
+from tensorplay.distributed.rpc.tracing import Trace
 from tensorplay.protocol.messages import PeerInfo
 
 
@@ -54,6 +55,7 @@ class PendingCall:
         kept: Lives until the reply has come.
         timeout: Seconds that the call may take, 0 for no limit.
         future: The future of the result.
+        trace: Where its times are noted, if it is traced.
     """
 
     __slots__ = (
@@ -71,6 +73,7 @@ class PendingCall:
         "peer",
         "state",
         "timeout",
+        "trace",
     )
 
     def __init__(
@@ -88,6 +91,7 @@ class PendingCall:
         self.state: Any = None
         self.kept: object = None
         self.timeout = 0.0
+        self.trace: Trace | None = None
         self.began = time.monotonic()
         self.future: Future[Any] = Future()
         self.future._call = self
@@ -101,6 +105,8 @@ class PendingCall:
     def what(self) -> str:
         """Name of what was called, for messages."""
         function = self.function
+        if function is None:
+            return "to_here()"
         name = getattr(function, "__qualname__", None) or getattr(function, "name", function)
         return str(name)
 

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import zmq
 
+from tensorplay.distributed.rpc import tracing
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.dealer import Change, Dealer, Frame
 from tensorplay.errors import ProtocolError, TensorPlayError
@@ -35,6 +36,7 @@ from tensorplay.protocol.messages import (
     Answer,
     Ask,
     Control,
+    Heartbeat,
     Hello,
     Kind,
     Refused,
@@ -211,6 +213,10 @@ class Link:
             finally:
                 self._waiting_for_room -= 1
 
+    def post(self, action: Callable[[], None]) -> None:
+        """Has ``action`` run by who sends what is posted next; it must not block."""
+        self._posted.append((action, ()))
+
     def consumed(self, src: int, size: int) -> None:
         """Grants ``src`` credit for bytes of its that have been dealt with."""
         if size:
@@ -380,6 +386,8 @@ class Link:
                 self._session.heard(now)
                 self._routed(decoded, frames, now)
             else:
+                if isinstance(decoded, Heartbeat):
+                    tracing.clock.heard(decoded.sent, now)
                 self._do(self._session.receive(decoded, now))
             del message, frames  # an idle link must not keep the last payload alive
         return True
@@ -441,6 +449,7 @@ class Link:
                 assert self._dealer is not None
                 self._dealer.send((wire.encode(command.message),))
             elif isinstance(command, Registered):
+                tracing.clock.restart()
                 if command.again:
                     self._outbox.all_back(time.monotonic())
                 self._handlers.on_registered(command.welcome, command.again)
