@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,23 @@ CHECK_SECONDS = 2.0
     help="Time that a new connection has to say who it is.",
 )
 @click.option(
+    "--http",
+    envvar="TENSORPLAY_HTTP",
+    metavar="HOST:PORT",
+    show_envvar=True,
+    help="Serve a dashboard, /metrics for Prometheus, /healthz and /readyz there; needs the "
+    'extra "http". Port 0 is a free port; the line that is printed says which.',
+)
+@click.option(
+    "--http-token-file",
+    type=click.Path(dir_okay=False),
+    envvar="TENSORPLAY_HTTP_TOKEN_FILE",
+    metavar="FILE",
+    show_envvar=True,
+    help="A file with the token that readers of the dashboard must show, as a bearer token or as "
+    "the password that a browser asks for. Needed if other hosts can reach it.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     envvar="TENSORPLAY_INSECURE",
@@ -158,6 +176,8 @@ def main(
     max_peers: int,
     curve_dir: str | None,
     handshake_timeout: float,
+    http: str | None,
+    http_token_file: str | None,
     insecure: bool,
     exit_with_parent: bool,
     check: bool,
@@ -183,6 +203,8 @@ def main(
             max_peers=max_peers,
             curve_dir=curve_dir,
             handshake_timeout=handshake_timeout,
+            http=http,
+            http_token=_http_token(http_token_file),
             insecure=insecure,
         )
     except ConfigError as error:
@@ -207,11 +229,22 @@ def main(
         )
     for address in broker.addresses:
         click.echo(f"tensorplay broker ready at {address}")
+    if broker.url is not None:
+        click.echo(f"tensorplay broker dashboard at {broker.url}")
     try:
         broker.run()
     finally:
         broker.close()
     _log.info("ended")
+
+
+def _http_token(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token cannot be read from {file}: {error}") from None
 
 
 def _check(config: BrokerConfig) -> None:

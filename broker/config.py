@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +13,8 @@ from tensorplay.errors import ConfigError
 DEFAULT_BIND = "tcp://127.0.0.1:5555"
 #: ZeroMQ sends a heartbeat's time to live in 16 bits of tenths of a second.
 _MAX_TIMEOUT = 6000.0
+#: Characters of the shortest token that is taken.
+_MIN_TOKEN = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,9 @@ class BrokerConfig:
         max_peers: Most peers that may be registered at once.
         curve_dir: The key directory, see ``tensorplay keys``: who connects must have one of the
             keys in its folder ``authorized``. None asks nobody for a key.
+        http: Where the dashboard and the metrics are served, ``"host:port"`` (port 0: a free one);
+            None serves none.
+        http_token: What their readers must show; needed where other hosts can reach them.
         insecure: Listen at addresses that other hosts can reach, without authentication.
         handshake_timeout: Seconds that a new connection has to say who it is.
 
@@ -45,6 +50,8 @@ class BrokerConfig:
     queue_bytes: int = 128 << 20
     max_peers: int = 4096
     curve_dir: str | None = None
+    http: str | None = None
+    http_token: str | None = field(default=None, repr=False)
     insecure: bool = False
     handshake_timeout: float = 5.0
 
@@ -53,6 +60,7 @@ class BrokerConfig:
             raise ConfigError("a broker needs at least one endpoint to listen at")
         for endpoint in self.bind:
             self._check_endpoint(endpoint)
+        self._check_http()
         if not self.heartbeat_interval >= 0.01:  # nor NaN
             raise ConfigError(
                 f"heartbeat_interval must be at least 0.01 s, got {self.heartbeat_interval}"
@@ -80,9 +88,35 @@ class BrokerConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Host and port of the dashboard."""
+        if self.http is None:
+            return None
+        parts = urlsplit(f"//{self.http}")
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or port is None or parts.path:
+            raise ConfigError(
+                f'cannot serve the dashboard at {self.http!r}; expected "host:port" (--http)'
+            )
+        return host, port
+
+    def _check_http(self) -> None:
+        if self.http_token is not None and len(self.http_token) < _MIN_TOKEN:
+            raise ConfigError(f"http_token must have at least {_MIN_TOKEN} characters")
+        address = self.http_address
+        if address is not None and self.http_token is None and not _is_loopback(address[0]):
+            raise ConfigError(
+                f"the dashboard at {self.http!r} can be reached from other hosts: say a token "
+                "(--http-token-file), or serve it at 127.0.0.1"
+            )
+
     def public(self) -> dict[str, Any]:
         """Returns the options that everybody may know who may see the status."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
 
     def _check_endpoint(self, endpoint: str) -> None:
         if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):

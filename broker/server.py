@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -42,9 +42,13 @@ from tensorplay.broker.events import (
 )
 from tensorplay.broker.outbound import Frames, Outbound
 from tensorplay.broker.state import BrokerState
+from tensorplay.broker.status import snapshot
 from tensorplay.errors import BrokerError, ProtocolError
 from tensorplay.protocol import wire
 from tensorplay.protocol.messages import CHUNK_BYTES, Route
+
+if TYPE_CHECKING:
+    from tensorplay.broker.http import Site
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +62,8 @@ _COPY_BYTES = 16 << 10
 _ROUND = 256
 #: Seconds after which full peers are tried again even if nothing woke the loop.
 _RETRY_SECONDS = 0.01
+#: A snapshot for the dashboard may take this share of the loop's time.
+_PUBLISHING_SHARE = 0.01
 #: Milliseconds that the last messages may take when the broker ends.
 _LINGER = 200
 
@@ -95,6 +101,8 @@ class Broker:
             queued_bytes=self._outbound.queued_bytes,
             grants=None if self._access is None else self._access.grants,
         )
+        self._site: Site | None = None
+        self._next_publication = 0.0
         self._thread: threading.Thread | None = None
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -113,6 +121,11 @@ class Broker:
     def addresses(self) -> tuple[str, ...]:
         """All endpoints that the broker listens at, with the ports that were chosen."""
         return self._state.addresses
+
+    @property
+    def url(self) -> str | None:
+        """Where the dashboard is, if there is one."""
+        return None if self._site is None else self._site.url
 
     @property
     def stopping(self) -> bool:
@@ -160,6 +173,8 @@ class Broker:
             self._thread.join()
         self._closed = True
         self._close_socket()
+        if self._site is not None:
+            self._site.close()
         os.close(self._wake_out)
         os.close(self._wake_in)
 
@@ -219,6 +234,26 @@ class Broker:
                 raise BrokerError(f"cannot listen at {endpoint}: {error.strerror}") from None
             addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._state.addresses = tuple(addresses)
+        self._open_site()
+
+    def _open_site(self) -> None:
+        address = self.config.http_address
+        if address is None:
+            return
+        try:
+            from tensorplay.broker.http import Site
+        except ImportError as error:
+            self._close_socket()
+            raise BrokerError(
+                f"the dashboard (--http) needs {error.name}: pip install 'tensorplay-broker[http]'"
+            ) from None
+        try:
+            self._site = Site(address, self.config.http_token)
+        except BrokerError:
+            self._close_socket()
+            raise
+        self._publish(time.monotonic())
+        self._site.start()
 
     # For the thread that runs the broker.
 
@@ -256,6 +291,16 @@ class Broker:
         if now >= self._state.next_tick():
             self._state.health.sample(now)
             self._handle(Tick(), now)
+            if self._site is not None and now >= self._next_publication:
+                self._publish(now)
+
+    def _publish(self, now: float) -> None:
+        """Gives the dashboard a snapshot; the next one comes later the longer this one took."""
+        assert self._site is not None
+        began = time.thread_time()
+        ready = not self._stopping and self._empty_by is None
+        self._site.publish(snapshot(self._state, now, samples=True), ready=ready)
+        self._next_publication = now + (time.thread_time() - began) / _PUBLISHING_SHARE
 
     def _wait_seconds(self) -> float:
         now = time.monotonic()

@@ -57,12 +57,15 @@ LAYERS = {
     ],
 }
 
+#: What the broker's web pages need; nothing imports them unless they are asked for.
+HTTP = {"prometheus_client", "starlette", "uvicorn"}
+
 #: What the lowest layers may import from elsewhere.
 FOREIGN = {
     "tensorplay.errors": set(),
     "tensorplay.keys": {"zmq"},
     "tensorplay.protocol": {"msgspec"},
-    "tensorplay.broker": {"msgspec", "zmq", "click", "rich"},
+    "tensorplay.broker": {"msgspec", "zmq", "click", "rich", *HTTP},
 }
 
 

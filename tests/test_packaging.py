@@ -71,6 +71,9 @@ def test_the_wheel_holds_what_the_tree_does(tmp_path: Path) -> None:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     tree = {path.relative_to(copy) for path in (copy / "tensorplay").rglob("*.py")}
     tree |= {Path("tensorplay") / path.relative_to(copy) for path in copy.glob("broker/*.py")}
+    tree |= {
+        Path("tensorplay") / path.relative_to(copy) for path in copy.glob("broker/dashboard/*")
+    }
     assert packed == {path.as_posix() for path in tree} | {"tensorplay/py.typed"}
 
 
