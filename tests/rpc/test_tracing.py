@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -101,9 +100,11 @@ def test_nothing_is_looked_at_when_nothing_is_traced(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "_telemetry", None)
+    seen = []
     with tensorplay.profile():
-        assert tracing.active
-    assert not tracing.active
+        seen.append(tracing.active)
+    seen.append(tracing.active)
+    assert seen == [True, False]
     monkeypatch.setattr(tracing, "begin", None)  # would raise
     assert rpc.rpc_sync("worker0", helpers.who) == "worker0"
 
@@ -148,6 +149,9 @@ class Telemetry(ModuleType):
     def extract(self, carrier: dict[str, str]) -> dict[str, str]:
         return dict(carrier)
 
+    def get_current(self) -> dict[str, str]:
+        return self.current
+
     def attach(self, context: dict[str, str]) -> dict[str, str]:
         before, self.current = self.current, context
         return before
@@ -159,8 +163,8 @@ class Telemetry(ModuleType):
 @pytest.fixture
 def telemetry(monkeypatch: pytest.MonkeyPatch) -> Telemetry:
     fake = Telemetry()
-    monkeypatch.setitem(sys.modules, "opentelemetry.context", fake)
     monkeypatch.setattr(tracing, "_telemetry", fake)
+    monkeypatch.setattr(tracing, "_contexts", fake)
     monkeypatch.setattr(tracing, "active", True)
     return fake
 
@@ -172,6 +176,21 @@ def test_a_context_of_opentelemetry_is_passed_on(telemetry: Telemetry) -> None:
     with tracing.in_context(carrier):
         assert tracing.context() == carrier
     assert telemetry.current == {"traceparent": "mine"}
+    telemetry.current = {}
+    assert tracing.context() == {}
+
+
+def test_the_real_api_carries_a_span_from_one_process_to_the_other() -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    tracing.find_telemetry()
+    span = trace.NonRecordingSpan(
+        trace.SpanContext(0x1234, 0x56, is_remote=False, trace_flags=trace.TraceFlags(1))
+    )
+    with trace.use_span(span):
+        carrier = tracing.context()
+    assert tracing.context() == {}
+    with tracing.in_context(carrier):
+        assert trace.get_current_span().get_span_context().trace_id == 0x1234
 
 
 def test_requests_carry_it_and_those_who_know_no_telemetry_ignore_it(

@@ -169,7 +169,8 @@ _local = threading.local()
 _recorder: Recorder | None = None
 _served = 0
 _counting = threading.Lock()
-_telemetry: Any = None
+_telemetry: Any = None  # opentelemetry.propagate
+_contexts: Any = None  # opentelemetry.context
 
 
 def begin(call: PendingCall) -> Trace | None:
@@ -220,9 +221,10 @@ def _update(served: int) -> None:
 
 def find_telemetry() -> None:
     """Looks whether the OpenTelemetry API is installed; an agent does when it starts."""
-    global _telemetry
+    global _telemetry, _contexts
     if _telemetry is None:
         with suppress(ImportError):
+            _contexts = importlib.import_module("opentelemetry.context")
             _telemetry = importlib.import_module("opentelemetry.propagate")
             _update(0)
 
@@ -230,7 +232,7 @@ def find_telemetry() -> None:
 def context() -> dict[str, str]:
     """Returns this thread's OpenTelemetry context as headers; empty without that API."""
     carrier: dict[str, str] = {}
-    if _telemetry is not None:
+    if _telemetry is not None and _contexts.get_current():  # most threads have none
         _telemetry.inject(carrier)
     return carrier
 
@@ -241,9 +243,8 @@ def in_context(carrier: dict[str, str]) -> Iterator[None]:
     if _telemetry is None or not carrier:
         yield
         return
-    api: Any = importlib.import_module("opentelemetry.context")
-    token = api.attach(_telemetry.extract(carrier))
+    token = _contexts.attach(_telemetry.extract(carrier))
     try:
         yield
     finally:
-        api.detach(token)
+        _contexts.detach(token)
