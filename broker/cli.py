@@ -143,6 +143,16 @@ CHECK_SECONDS = 2.0
     "the password that a browser asks for. Needed if other hosts can reach it.",
 )
 @click.option(
+    "--drain-timeout",
+    type=float,
+    default=BrokerConfig.drain_timeout,
+    envvar="TENSORPLAY_DRAIN_TIMEOUT",
+    metavar="SECONDS",
+    show_default=True,
+    show_envvar=True,
+    help="Time that what waits for slow peers has to go out on SIGTERM.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     envvar="TENSORPLAY_INSECURE",
@@ -178,6 +188,7 @@ def main(
     handshake_timeout: float,
     http: str | None,
     http_token_file: str | None,
+    drain_timeout: float,
     insecure: bool,
     exit_with_parent: bool,
     check: bool,
@@ -187,7 +198,8 @@ def main(
     """Run the broker that workers and clients connect to.
 
     Prints "tensorplay broker ready at ENDPOINT" for each endpoint once it can be connected
-    to, and runs until SIGTERM or Ctrl-C; a second one ends it at once.
+    to, and runs until SIGTERM or Ctrl-C; then it passes on what waits for slow peers. A second
+    one ends it at once.
 
     Exit codes: 0 ended as told, 1 failed (such as an address in use), 2 wrong usage.
     """
@@ -205,6 +217,7 @@ def main(
             handshake_timeout=handshake_timeout,
             http=http,
             http_token=_http_token(http_token_file),
+            drain_timeout=drain_timeout,
             insecure=insecure,
         )
     except ConfigError as error:
@@ -272,7 +285,7 @@ def _end_on_signals(broker: Broker, *, interrupt: bool) -> None:
     def end(number: int, frame: FrameType | None) -> None:
         if broker.stopping:
             os._exit(128 + number)
-        broker.stop()
+        broker.stop(broker.config.drain_timeout)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end if interrupt else signal.SIG_IGN)

@@ -37,6 +37,8 @@ class BrokerConfig:
         http_token: What their readers must show; needed where other hosts can reach them.
         insecure: Listen at addresses that other hosts can reach, without authentication.
         handshake_timeout: Seconds that a new connection has to say who it is.
+        drain_timeout: Seconds that what waits for slow peers has to go out when the broker's
+            process is told to end.
 
     Raises:
         ConfigError: If a value cannot work.
@@ -54,6 +56,7 @@ class BrokerConfig:
     http_token: str | None = field(default=None, repr=False)
     insecure: bool = False
     handshake_timeout: float = 5.0
+    drain_timeout: float = 5.0
 
     def __post_init__(self) -> None:
         if not self.bind:
@@ -83,6 +86,10 @@ class BrokerConfig:
         if not 0 <= self.reconnect_grace <= _MAX_TIMEOUT:
             raise ConfigError(
                 f"reconnect_grace must be 0 to {_MAX_TIMEOUT:.0f} s, got {self.reconnect_grace}"
+            )
+        if not 0 <= self.drain_timeout <= _MAX_TIMEOUT:
+            raise ConfigError(
+                f"drain_timeout must be 0 to {_MAX_TIMEOUT:.0f} s, got {self.drain_timeout}"
             )
         for name in ("max_message_bytes", "queue_bytes", "max_peers"):
             if getattr(self, name) < 1:

@@ -107,6 +107,7 @@ class Broker:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
         self._stopping = False
+        self._stop_by = 0.0
         self._empty_by: float | None = None  # when to end whoever is still here
         self._closed = False
 
@@ -154,8 +155,13 @@ class Broker:
         self.bind()
         self._run()
 
-    def stop(self) -> None:
-        """Makes the broker end soon; safe in any thread and in a signal handler."""
+    def stop(self, drain_timeout: float = 0.0) -> None:
+        """Makes the broker end soon; safe in any thread and in a signal handler.
+
+        Args:
+            drain_timeout: Seconds that what waits for slow peers has to go out.
+        """
+        self._stop_by = time.monotonic() + drain_timeout
         self._stopping = True
         self._wake()
 
@@ -272,8 +278,10 @@ class Broker:
             self._close_socket()
 
     def _done(self) -> bool:
-        if self._stopping or self._empty_by is None:
-            return self._stopping
+        if self._stopping:
+            return not self._outbound or time.monotonic() >= self._stop_by
+        if self._empty_by is None:
+            return False
         return not self._state.registry or time.monotonic() >= self._empty_by
 
     def _turn(self, poller: select.poll) -> None:
@@ -426,7 +434,8 @@ class Broker:
 
     def _close_socket(self) -> None:
         if self._socket is not None:
-            self._socket.close()
+            rest = int((self._stop_by - time.monotonic()) * 1000)
+            self._socket.close(linger=max(_LINGER, rest))
             self._socket = None
             if self._authenticator is not None:
                 self._authenticator.close()

@@ -67,6 +67,8 @@ def test_other_endpoints_are_refused(endpoint: str) -> None:
         {"max_message_bytes": 0},
         {"queue_bytes": -1},
         {"max_peers": 0},
+        {"drain_timeout": -1.0},
+        {"drain_timeout": float("nan")},
     ],
 )
 def test_values_that_cannot_work_are_refused(options: dict[str, Any]) -> None:

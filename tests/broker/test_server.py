@@ -408,3 +408,35 @@ def test_drain_waits_for_the_last_peer(dial: Dial) -> None:
     broker._thread.join(PATIENCE)
     assert time.monotonic() - start < 2.0
     broker.close()
+
+
+def test_what_waits_for_a_slow_peer_goes_out_before_the_end(dial: Dial) -> None:
+    with Broker(BrokerConfig(bind=("tcp://127.0.0.1:0",))) as broker:
+        slow = dial(broker.address, {zmq.RCVHWM: 2, zmq.RCVBUF: 1 << 16})
+        slow.register("slow", 1)
+        talker = dial(broker.address)
+        talker.register("talker", 2)
+        for number in range(60):
+            talker.route(Kind.CHUNK, 1, number, b"x" * CHUNK_BYTES)
+        talker.status()  # answered behind them all
+        assert len(broker._outbound) == 1
+        broker.stop(PATIENCE)
+        assert [drain_until(slow, Route).id for _ in range(60)] == list(range(60))
+        assert broker._thread is not None
+        broker._thread.join(PATIENCE)
+        assert not broker._thread.is_alive()
+
+
+def test_a_peer_that_never_reads_holds_up_the_end_no_longer_than_the_limit(dial: Dial) -> None:
+    with Broker(BrokerConfig(bind=("tcp://127.0.0.1:0",))) as broker:
+        dial(broker.address, {zmq.RCVHWM: 2, zmq.RCVBUF: 1 << 16}).register("deaf", 1)
+        talker = dial(broker.address)
+        talker.register("talker", 2)
+        for number in range(60):
+            talker.route(Kind.CHUNK, 1, number, b"x" * CHUNK_BYTES)
+        talker.status()
+        start = time.monotonic()
+        broker.stop(0.5)
+        assert broker._thread is not None
+        broker._thread.join(PATIENCE)
+        assert 0.5 <= time.monotonic() - start < 3.0

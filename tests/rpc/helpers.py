@@ -53,6 +53,13 @@ class Waiter:
         return threading.Event().wait(seconds)
 
 
+class WaitingModule(torch.nn.Module):
+    """Waits for an event in its forward pass."""
+
+    def forward(self, name: str) -> bool:
+        return begin_and_wait(name)
+
+
 def counts() -> dict[str, float]:
     """Returns what this process tells the broker of itself."""
     return rpc._get_current_rpc_agent().stats()

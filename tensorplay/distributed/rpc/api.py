@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
-from tensorplay.distributed.rpc import collective, current, internal, script
+from tensorplay.distributed.rpc import collective, current, ending, internal, script
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.distributed.rpc.constants import (
     DEFAULT_SHUTDOWN_TIMEOUT,
@@ -100,7 +100,16 @@ def rpc_sync(
         Exception: Whatever the function raised, as its own type where that can be rebuilt,
             else ``RemoteError``.
     """
-    result: T = _invoke(to, func, args, kwargs, timeout).wait()
+    return _result(_invoke(to, func, args, kwargs, timeout))
+
+
+def _result(future: Future[T]) -> T:
+    """Waits for a call of which nobody else has the future."""
+    try:
+        result: T = future.wait()
+    except (KeyboardInterrupt, SystemExit):
+        future.cancel()  # if it was this process that was interrupted
+        raise
     return result
 
 
@@ -235,11 +244,11 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
             ended all the same.
     """
     agent = current.agent()
-    limit = timeout if timeout else None
+    limit = ending.drain_limit(timeout or None)
     try:
         if graceful:
             if agent.world_size is not None:
-                _wait_all_workers(timeout)
+                _wait_all_workers(limit or DEFAULT_SHUTDOWN_TIMEOUT)
             else:  # what runs here may still use the references that this process holds
                 agent.drain(limit)
             _delete_all_user_and_unforked_owner_rrefs()

@@ -23,6 +23,9 @@ DEFAULT_PROCESS_GROUP_TIMEOUT: Final = timedelta(minutes=30)
 #: Seconds that ``init_rpc`` waits for the broker.
 DEFAULT_CONNECT_TIMEOUT_SEC: Final = 60.0
 
+#: Seconds that calls under way have to finish when a process is told to end by SIGTERM.
+DEFAULT_DRAIN_TIMEOUT_SEC: Final = 10.0
+
 #: Payload bytes that may be under way to one peer, unconsumed there.
 DEFAULT_WINDOW_BYTES: Final = 64 << 20
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 
-from tensorplay.distributed.rpc import current, rendezvous
+from tensorplay.distributed.rpc import current, ending, rendezvous
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.distributed.rpc.backend_registry import BackendType
 from tensorplay.distributed.rpc.options import (
@@ -35,6 +34,10 @@ def init_rpc(
 
     With ``world_size`` it waits until all of the world have come, and ``shutdown`` waits
     for all of them. Without, it joins at once and leaves when it likes.
+
+    Unless the program has a handler of its own, SIGTERM then ends it cleanly: it raises
+    SystemExit in the main thread, calls under way have ``drain_timeout`` seconds (an option)
+    to finish, and the process leaves the broker. A second SIGTERM ends it at once.
 
     Args:
         name: Name to register, unique in the namespace.
@@ -78,6 +81,8 @@ def init_rpc(
         options=options,
         device=device,
     )
+    if options.drain_timeout is not None:
+        ending.end_on_sigterm()
     # Before it starts: others may call as soon as they see it.
     current.set_agent(agent)
     try:
@@ -148,12 +153,3 @@ def _wait_for_world(agent: Agent, world_size: int, timeout: float) -> None:
         f"ranks {roster.missing()} of a world of {world_size} did not come within {timeout} s; "
         f"registered are {roster.describe()}"
     )
-
-
-@atexit.register
-def _leave_at_exit() -> None:
-    """An interpreter that ends without ``shutdown`` says goodbye, and does not hang."""
-    if current.is_set():
-        current.agent().close(timeout=1.0, reason="its process ended")
-        current.set_agent(None)
-        rendezvous.stop_embedded_broker()

@@ -12,6 +12,7 @@ import torch
 from tensorplay.distributed.rpc.allow import wire_safe
 from tensorplay.distributed.rpc.constants import (
     DEFAULT_CONNECT_TIMEOUT_SEC,
+    DEFAULT_DRAIN_TIMEOUT_SEC,
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_PROCESS_GROUP_TIMEOUT,
     DEFAULT_RPC_TIMEOUT_SEC,
@@ -161,6 +162,8 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
             every device can be used whether it is named here or not.
         connect_timeout: Seconds to wait for the broker; None is no limit.
         world_timeout: Seconds to wait for all members of a fixed world.
+        drain_timeout: Seconds that calls under way have to finish when the process is told to
+            end by SIGTERM; None leaves that signal alone. See ``init_rpc``.
         window_bytes: Payload bytes that may be under way to one peer before it has consumed
             them; a sender beyond it waits.
         shm: Whether large tensors go through shared memory to peers on the same host; None
@@ -192,6 +195,7 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         devices: Sequence[DeviceType] | None = None,
         connect_timeout: float | None = DEFAULT_CONNECT_TIMEOUT_SEC,
         world_timeout: float = DEFAULT_PROCESS_GROUP_TIMEOUT.total_seconds(),
+        drain_timeout: float | None = DEFAULT_DRAIN_TIMEOUT_SEC,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         shm: bool | None = None,
         shm_limit: int | str | None = None,
@@ -207,11 +211,14 @@ class BrokerRpcBackendOptions(RpcBackendOptions):
         super().__init__(rpc_timeout, init_method)
         if num_worker_threads < 1:
             raise ConfigError(f"num_worker_threads must be at least 1, got {num_worker_threads}")
+        if drain_timeout is not None and not drain_timeout >= 0:
+            raise ConfigError(f"drain_timeout must be None, or 0 or more s, got {drain_timeout}")
         if window_bytes < 1:
             raise ConfigError(f"window_bytes must be at least 1, got {window_bytes}")
         self.num_worker_threads = num_worker_threads
         self.connect_timeout = connect_timeout
         self.world_timeout = world_timeout
+        self.drain_timeout = drain_timeout
         self.window_bytes = window_bytes
         self.shm = settings.enabled(shm)
         self.shm_limit = settings.limit(shm_limit)

@@ -79,7 +79,7 @@ def forward_async(self: CallTarget, *args: Any, **kwargs: Any) -> rpc.Future[Any
 
 def forward(self: CallTarget, *args: Any, **kwargs: Any) -> Any:
     """Calls the remote module and returns its result."""
-    return forward_async(self, *args, **kwargs).wait()
+    return api._result(forward_async(self, *args, **kwargs))
 
 
 _NON_SCRIPTABLE = RemoteModuleTemplate(
