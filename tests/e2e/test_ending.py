@@ -195,6 +195,7 @@ finally:
 
 def test_a_client_that_is_called_finishes_what_runs_there(run: Run) -> None:
     child = run("start()\ntime.sleep(60)")
+    rpc.wait_for_workers(["child"], PATIENCE)
     future = rpc.rpc_async("child", helpers.begin_and_wait, ("served",), timeout=0)
     assert rpc.rpc_sync("child", helpers.wait_event, ("served has begun",))
     child.send_signal(signal.SIGTERM)

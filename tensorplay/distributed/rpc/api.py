@@ -100,7 +100,8 @@ def rpc_sync(
         Exception: Whatever the function raised, as its own type where that can be rebuilt,
             else ``RemoteError``.
     """
-    return _result(_invoke(to, func, args, kwargs, timeout))
+    result: T = _result(_invoke(to, func, args, kwargs, timeout))
+    return result
 
 
 def _result(future: Future[T]) -> T:

@@ -177,8 +177,11 @@ class Executor:
                 name=f"{self._name}-{self._started}",
                 daemon=True,
             )
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is at its end
+                return False
             self._threads.add(thread)
-            thread.start()
         return True
 
     # From here on without it.
