@@ -46,7 +46,9 @@ def work(name: str, rank: int, address: str, folder: Path) -> None:
     torch.set_num_threads(1)
     _log_to(folder, name)
     tasks.open_ledger(folder)
-    sys.exit(run(WorkerConfig(name=name, rank=rank, broker=address, threads=4), announce=False))
+    # Of each kind, some use shared memory and some send everything through the broker.
+    config = WorkerConfig(name=name, rank=rank, broker=address, threads=4, shm=rank % 2 == 0)
+    sys.exit(run(config, announce=False))
 
 
 def call(name: str, address: str, workers: list[str], folder: Path, seed: int) -> None:
@@ -79,7 +81,9 @@ def call(name: str, address: str, workers: list[str], folder: Path, seed: int) -
 
 def _join(name: str, address: str, workers: list[str], stop: threading.Event) -> None:
     """Registers, however long the broker is away, and waits for the workers a while."""
-    options = rpc.BrokerRpcBackendOptions(connect_timeout=5.0, rpc_timeout=TIMEOUTS[-1])
+    options = rpc.BrokerRpcBackendOptions(
+        connect_timeout=5.0, rpc_timeout=TIMEOUTS[-1], shm=name == "c1"
+    )
     while not stop.is_set():
         try:
             rpc.init_rpc(name, broker=address, rpc_backend_options=options)

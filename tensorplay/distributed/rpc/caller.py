@@ -230,7 +230,10 @@ class Caller:
         """
 
         def decode(call: PendingCall, message: Message) -> None:
-            if message.header.status is Status.OK:  # type: ignore[union-attr]
+            reply = message.header
+            assert isinstance(reply, Reply)
+            self._rrefs.settle(reply.refs)
+            if reply.status is Status.OK and message.frames:
                 answered(bytes(message.frames[0]))
 
         call = PendingCall(self._calls.next_id(), peer, _PROBE, decode, self._give_up)
