@@ -146,6 +146,7 @@ class AgentTarget:
         except TensorPlayError:  # as the link does
             self.sent["refused"] += 1
         self._agent._link._posted.clear()
+        self._agent._link._entered.clear()
         if self._agent.executor.backlog > _BACKLOG:
             self._settle()
 
