@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ import pytest
 import zmq
 
 from tensorplay.broker import Broker, BrokerConfig
+from tensorplay.distributed.rpc.roster import PeerRoster
 from tensorplay.distributed.rpc.shm import files
 from tensorplay.errors import ConfigError, ProtocolError
-from tensorplay.protocol.messages import Refused
+from tensorplay.protocol import wire
+from tensorplay.protocol.calls import Op, Request
+from tensorplay.protocol.messages import Kind, Refused
 from tests.broker.helpers import PATIENCE, hello
-from tests.security.helpers import KeyRing, dial
+from tests.security.helpers import KeyRing, agent, dial
 
 #: The greeting of ZeroMQ 3.1 that asks for CURVE, as a client.
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" * 32
@@ -135,6 +138,32 @@ def test_no_more_peers_than_allowed(ring: KeyRing, context: zmq.Context[Any]) ->
         first.register("a", 1)
         second.send(hello("b", 2))
         assert second.expect(Refused).code == "full"
+
+
+def roster_is_full(roster: PeerRoster) -> Callable[[], bool]:
+    return lambda: len(roster.all()) == 3
+
+
+def test_a_payload_beyond_the_memory_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """What is announced, by a message of a few bytes, is refused; the peer goes on."""
+    with (
+        Broker(BrokerConfig(bind=("tcp://127.0.0.1:0",), max_message_bytes=1 << 60)) as broker,
+        agent("victim", broker) as victim,
+        agent("attacker", broker) as attacker,
+        agent("witness", broker) as witness,
+    ):
+        peer = victim.info
+        for roster in (attacker.roster, witness.roster):
+            assert roster.wait_for(roster_is_full(roster), PATIENCE)
+        size = 1 << 50
+        header = wire.encode(Request(Op.CALL, sizes=[size]))
+        attacker._link.send(peer.incarnation, Kind.REQUEST, 12345, size, header)
+        attacker.wake()
+        deadline = time.monotonic() + PATIENCE
+        while "no memory for" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert f"no memory for {size} bytes" in caplog.text
+        assert witness.call(peer, abs, (-2,), hooks=False).wait() == 2
 
 
 def test_a_slab_has_no_name_that_could_lead_elsewhere(tmp_path: Path) -> None:

@@ -314,6 +314,38 @@ def test_nesting_bombs_of_frozen_sets_and_mixed_tuples() -> None:
         load(stream(mixed))
 
 
+@pytest.mark.parametrize("depth", [MOST_NESTED + 2, 20_000])
+def test_nesting_bombs_of_what_is_let_go_recursively(depth: int) -> None:
+    """Deques and default dicts end the process when a deep nest of them is let go."""
+    queue = name("collections", "deque") + pickle.EMPTY_TUPLE + pickle.REDUCE
+    appended = queue * depth + pickle.APPEND * (depth - 1)
+    extended = (queue + pickle.MARK) * (depth - 1) + queue + pickle.APPENDS * (depth - 1)
+    made = queue
+    for _ in range(min(depth, 1000)):
+        made = name("collections", "deque") + tuple_of(pickle.EMPTY_LIST + made + pickle.APPEND)
+        made += pickle.REDUCE
+    usual = name("collections", "defaultdict") + tuple_of(name("builtins", "list")) + pickle.REDUCE
+    item = usual + number(1)
+    set_one = item * (depth - 1) + usual + pickle.SETITEM * (depth - 1)
+    set_all = (usual + pickle.MARK + number(1)) * (depth - 1) + usual
+    set_all += pickle.SETITEMS * (depth - 1)
+    mixed = (
+        (item + queue) * (depth // 2)
+        + pickle.NONE
+        + (pickle.APPEND + pickle.SETITEM) * (depth // 2)
+    )
+    for body in (appended, extended, made, set_one, set_all, mixed):
+        with pytest.raises(ProtocolError, match="nested deeper"):
+            load(stream(body))
+
+
+def test_slices_are_not_nested() -> None:
+    deep = name("builtins", "slice") + tuple_of(number(1), number(2), number(3)) + pickle.REDUCE
+    outer = name("builtins", "slice") + tuple_of(deep, number(2), number(3)) + pickle.REDUCE
+    with pytest.raises(NotAllowedError, match=r"a call of builtins\.slice"):
+        load(stream(outer))
+
+
 @pytest.mark.parametrize(
     "body",
     [

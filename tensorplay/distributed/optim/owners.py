@@ -68,8 +68,10 @@ def flatten(parameters: Params) -> list[Param]:
 
 def value(parameter: Param) -> torch.Tensor:
     """Returns the parameter itself, at its owner."""
-    if not isinstance(parameter, RRef):
+    if isinstance(parameter, torch.Tensor):
         return parameter
+    if not isinstance(parameter, RRef):
+        raise TypeError(f"a parameter was expected, not a {type(parameter).__qualname__}")
     found = parameter.local_value()
     if not isinstance(found, torch.Tensor):
         raise TypeError(

@@ -16,7 +16,6 @@ def hello(
     name: str,
     namespace: str,
     incarnation: int,
-    *,
     role: Role,
     rank: int,
     world_size: int,

@@ -164,13 +164,7 @@ class Agent:
             self.rules,
         )
         hello = about.hello(
-            name,
-            address.namespace,
-            self.incarnation,
-            role=role,
-            rank=rank,
-            world_size=world_size or 0,
-            device=device,
+            name, address.namespace, self.incarnation, role, rank, world_size or 0, device
         )
         self._handshakes = Handshakes(str(address), options.keys(name))
         self._link: Link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
@@ -526,7 +520,12 @@ class Agent:
         if route.kind == Kind.CANCEL:
             self._cancelled(route)
             return
-        message = self._inbound.feed(route, frames)
+        try:
+            message = self._inbound.feed(route, frames)
+        except MemoryError as error:
+            if route.kind == Kind.REQUEST:
+                self._callee.refuse(route.src, route.id, error)
+            raise ProtocolError(str(error)) from error
         if message is not None:
             self._complete_message(message)
 

@@ -290,7 +290,7 @@ class Guard:
             return
         if not safe.calls:
             self.refuse(f"a call of {_name(function)}")
-        if safe.vets and (kwargs or not isinstance(args, tuple)):
+        if safe.vets and (kwargs or type(kwargs) is not dict or type(args) is not tuple):
             self.refuse(f"a call of {_name(function)} with arguments by name")
         for position in safe.vets:
             if position < len(args) and not self.policy.may_call(args[position]):

@@ -201,7 +201,10 @@ class Callee:
 
     def reply_lost(self, src: int, id: int, why: str) -> None:
         """Tells a caller that the reply to its request could not be delivered."""
-        error = BrokerError(f"the reply could not be delivered: {why}")
+        self.refuse(src, id, BrokerError(f"the reply could not be delivered: {why}"))
+
+    def refuse(self, src: int, id: int, error: Exception) -> None:
+        """Answers a request that cannot be taken with an error."""
         failure = remote_exception.describe(error, self._me.name, self._me.id)
         self._send_reply(src, id, Reply(Status.ERROR), [remote_exception.encode(failure)])
 

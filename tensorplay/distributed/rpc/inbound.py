@@ -64,6 +64,7 @@ class Inbound:
 
         Raises:
             ProtocolError: If the message is malformed or out of order.
+            MemoryError: If there is no room for what is announced.
         """
         if not frames:
             raise ProtocolError(f"a message of kind {route.kind} has no second frame")
@@ -79,7 +80,10 @@ class Inbound:
         total = sum(header.sizes)
         if total != route.size or (self.max_bytes is not None and total > self.max_bytes):
             raise ProtocolError(f"a payload of {total} bytes is announced as {route.size}")
-        assembler = Assembler(header.sizes, self._allocate)
+        try:
+            assembler = Assembler(header.sizes, self._allocate)
+        except (OSError, RuntimeError) as error:  # torch's and the kernel's word for it
+            raise MemoryError(f"there is no memory for {total} bytes: {error}") from error
         self._partial[route.src, route.kind, route.id] = (message, assembler)
         return None
 

@@ -122,13 +122,14 @@ def _factory(args: Sequence[Any]) -> bool:
 
 
 _LISTS = (list, tuple)
+_BOUND = (int, float, str, bool, type(None))
 _CONSTRUCTORS: dict[type, Callable[[Sequence[Any]], bool]] = {
     bytearray: _are(bytes),
     complex: _are(float, float),
     frozenset: _are(_LISTS),
     set: _are(_LISTS),
     range: _numbers,
-    slice: lambda args: len(args) == 3,
+    slice: _are(_BOUND, _BOUND, _BOUND),
     collections.Counter: _are(dict),
     collections.OrderedDict: _are(_LISTS),
     collections.defaultdict: _factory,

@@ -7,9 +7,10 @@ these steps, which only the unpickler written in Python allows; it is slower for
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from tensorplay.distributed.rpc import allow, plain_types
@@ -18,8 +19,10 @@ from tensorplay.errors import NotAllowedError, ProtocolError
 
 __all__ = ["Reader"]
 
-#: Deepest nesting of tuples and frozen sets: what hashes them recurses in C, without a limit.
+#: Deepest nesting of what C recurses into without a limit: tuples and frozen sets when they
+#: are hashed, deques and default dicts when they are let go.
 MOST_NESTED = 100
+_DEEP = (collections.deque, collections.defaultdict)
 
 _Base: Any = pickle._Unpickler
 
@@ -105,6 +108,9 @@ class Reader(_Base):  # type: ignore[misc]
         """Calls a function."""
         self._check_call(self.stack[-2], self.stack[-1])
         super().load_reduce()
+        made = self.stack[-1]
+        if type(made) is collections.deque:
+            self._limit_nesting(made, made)
 
     def _check_class(self, cls: Any, args: Any) -> None:
         if type(args) is not tuple:
@@ -143,34 +149,36 @@ class Reader(_Base):  # type: ignore[misc]
                 raise pickle.UnpicklingError("a state that is no dict")
         super().load_build()
 
-    def _check_items(self, obj: Any) -> None:
+    def _check_items(self, obj: Any, items: Iterable[Any]) -> None:
+        if type(obj) in _DEEP:
+            self._limit_nesting(obj, items)
         of_class = isinstance(obj, (list, dict, set)) and self._guard.policy.covers(type(obj))
         if not plain_types.has_items(obj) and not of_class:
             self._guard.refuse(f"the items of {allow._name(obj)}")
 
     def load_append(self) -> None:
         """Adds an item."""
-        self._check_items(self.stack[-2])
+        self._check_items(self.stack[-2], self.stack[-1:])
         super().load_append()
 
     def load_appends(self) -> None:
         """Adds items."""
-        self._check_items(self.metastack[-1][-1])
+        self._check_items(self.metastack[-1][-1], self.stack)
         super().load_appends()
 
     def load_additems(self) -> None:
         """Adds items to a set."""
-        self._check_items(self.metastack[-1][-1])
+        self._check_items(self.metastack[-1][-1], self.stack)
         super().load_additems()
 
     def load_setitem(self) -> None:
         """Sets an item."""
-        self._check_items(self.stack[-3])
+        self._check_items(self.stack[-3], self.stack[-1:])
         super().load_setitem()
 
     def load_setitems(self) -> None:
         """Sets items."""
-        self._check_items(self.metastack[-1][-1])
+        self._check_items(self.metastack[-1][-1], self.stack[1::2])
         super().load_setitems()
 
     # Bombs.
@@ -182,39 +190,40 @@ class Reader(_Base):  # type: ignore[misc]
             raise pickle.UnpicklingError(f"{size} bytes are announced")
         self.append(bytearray(self.read(size)))
 
-    def _limit_nesting(self) -> None:
-        made = self.stack[-1]
-        nested = self._nested
-        depth = 1 + max((nested[id(one)][1] for one in made if id(one) in nested), default=0)
+    def _limit_nesting(self, made: Any, items: Iterable[Any]) -> None:
+        nested = self._nested  # holds the objects, so that no other gets the id of one
+        depth = 1 + max((nested[id(one)][1] for one in items if id(one) in nested), default=0)
         if depth > MOST_NESTED:
-            raise pickle.UnpicklingError(f"tuples are nested deeper than {MOST_NESTED}")
-        if depth > 1 or made:
-            nested[id(made)] = made, depth
+            raise pickle.UnpicklingError(f"containers are nested deeper than {MOST_NESTED}")
+        nested[id(made)] = made, max(depth, nested.get(id(made), (None, 0))[1])
+
+    def _limit_made(self) -> None:
+        self._limit_nesting(self.stack[-1], self.stack[-1])
 
     def load_tuple(self) -> None:
         """Makes a tuple."""
         super().load_tuple()
-        self._limit_nesting()
+        self._limit_made()
 
     def load_tuple1(self) -> None:
         """Makes a tuple."""
         super().load_tuple1()
-        self._limit_nesting()
+        self._limit_made()
 
     def load_tuple2(self) -> None:
         """Makes a tuple."""
         super().load_tuple2()
-        self._limit_nesting()
+        self._limit_made()
 
     def load_tuple3(self) -> None:
         """Makes a tuple."""
         super().load_tuple3()
-        self._limit_nesting()
+        self._limit_made()
 
     def load_frozenset(self) -> None:
         """Makes a frozen set."""
         super().load_frozenset()
-        self._limit_nesting()
+        self._limit_made()
 
     dispatch |= {
         pickle.REDUCE[0]: load_reduce,
