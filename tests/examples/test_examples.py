@@ -82,7 +82,7 @@ def difference(output: str) -> float:
 
 def test_all_examples_are_here_and_in_the_table() -> None:
     files = {path.name for path in EXAMPLES.glob("*.py")}
-    assert files == {*SMALL, "torchrun_world.py"}
+    assert files == {*SMALL, "torchrun_world.py", "dask_workers.py", "ray_workers.py"}
     table = re.findall(r"\| \[`(\w+\.py)`\]\(\1\)", (EXAMPLES / "README.md").read_text("utf-8"))
     assert set(table) == files
 
