@@ -75,11 +75,21 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class _Stream:
-    """A payload that goes in chunks: the id of its call, what is to come of it, and the bytes."""
+    """A payload that goes in chunks.
 
+    Attributes:
+        kind: Whether it is a request's or a reply's.
+        id: Of its call.
+        chunks: What is to come of it.
+        left: The bytes of that.
+        size: All its bytes.
+    """
+
+    kind: int
     id: int
     chunks: Iterator[Item]
     left: int
+    size: int
 
 
 class Channel:
@@ -141,6 +151,13 @@ class Channel:
         """Bytes that were posted and are consumed by the receiver, or given up."""
         return self._freed_bytes + self._dropped_bytes
 
+    def progress(self, id: int) -> tuple[int, int]:
+        """Returns how many bytes of a request's payload have gone in chunks, and of how many."""
+        for stream in tuple(self._streams):
+            if stream.id == id and stream.kind == Kind.REQUEST:
+                return stream.size - stream.left, stream.size
+        return 0, 0
+
     @property
     def unacknowledged(self) -> int:
         """Messages that were sent and of which it is unknown whether they have arrived."""
@@ -157,7 +174,7 @@ class Channel:
     ) -> None:
         """Queues a request or reply whose payload goes in chunks."""
         self._small.append(Item(kind, id, size, 0, (header,)))
-        self._streams.append(_Stream(id, _chunks(kind, id, payload), size))
+        self._streams.append(_Stream(kind, id, _chunks(kind, id, payload), size, size))
 
     def take(self, now: float) -> Frames | None:
         """Returns the next message to send, or None if nothing may go now."""

@@ -178,6 +178,11 @@ class Outbox:
             if channel.outstanding
         }
 
+    def progress(self, dst: int, id: int) -> tuple[int, int]:
+        """Returns how many bytes of a request have gone in chunks, and of how many."""
+        channel = self._channels.get(dst)
+        return (0, 0) if channel is None else channel.progress(id)
+
     def finished(self, dst: int) -> int:
         """Returns how many of the bytes for a receiver it has consumed, or never will."""
         channel = self._channels.get(dst)

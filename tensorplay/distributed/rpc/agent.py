@@ -111,6 +111,9 @@ class Agent:
         device: Default device of what is placed here, as others see it.
     """
 
+    _link: Link
+    _caller: Caller
+
     def __init__(
         self,
         name: str,
@@ -145,7 +148,7 @@ class Agent:
         self.shared = SharedMemory(
             self.incarnation,
             options.shm_limit,
-            self._probe,
+            lambda *offer: self._caller.probe(*offer),
             lambda incarnation: self.roster.get(incarnation) is not None,
             enabled=options.shm,
         )
@@ -157,7 +160,7 @@ class Agent:
             self.roster,
             self.rrefs,
             self._dispatch,
-            self._when_sent,
+            lambda action: self._link.post(action),
             self._send_cancel,
             self.shared.leases_for,
             self.meters,
@@ -167,7 +170,7 @@ class Agent:
             name, address.namespace, self.incarnation, role, rank, world_size or 0, device
         )
         self._handshakes = Handshakes(str(address), options.keys(name))
-        self._link: Link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
+        self._link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
         self._inbound = Inbound(payload.allocate, self._link.consumed, options.window_bytes)
         self._max_bytes: int | None = None
 
@@ -298,6 +301,11 @@ class Agent:
     def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
         return dict(self.options.device_maps.get(worker.name, {}))
 
+    def progress(self, peer: int, id: int) -> tuple[int, int]:
+        """Returns how many bytes of a large request or its reply have passed, and of how many."""
+        received, size = self._inbound.progress(peer, id)
+        return (received, size) if size else self._link.progress(peer, id)
+
     # Calling.
 
     @property
@@ -422,12 +430,6 @@ class Agent:
         # Counts first: whoever is told of a reference by the reply must be known by then.
         self._caller.flush_refs()
         self._dispatch(Kind.REPLY, dst, id, header, frames)
-
-    def _probe(self, peer: PeerInfo, offer: bytes, answered: Callable[[bytes], None]) -> None:
-        self._caller.probe(peer, offer, answered)
-
-    def _when_sent(self, action: Callable[[], None]) -> None:
-        self._link.post(action)
 
     def _send_cancel(self, peer: PeerInfo, id: int) -> None:
         if peer.incarnation == self.incarnation:

@@ -156,6 +156,15 @@ def _call_owner(
     return _collected(agent.call(owner, func, args, kwargs, hooks=hooks, subject=rref))
 
 
+def _progress(future: Future[Any]) -> tuple[int, int]:
+    """Returns how many bytes of a call's large payload have passed, and of how many.
+
+    Those of the reply once it comes; 0 of 0 where nothing large is under way.
+    """
+    call, agent = future._call, current.agent()
+    return (0, 0) if call is None or agent is None else agent.progress(*call.number)
+
+
 def remote(
     to: Target,
     func: Callable[..., T],

@@ -164,6 +164,11 @@ class PendingCall:
                 raise
         return True
 
+    @property
+    def number(self) -> tuple[int, int]:
+        """Incarnation of the callee, and the request's number."""
+        return self.peer.incarnation, self.id
+
     def cancel(self) -> None:
         """Gives the call up: no reply to it is wanted any more."""
         self._give_up(self)

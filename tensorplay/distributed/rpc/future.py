@@ -36,6 +36,10 @@ class Call(Protocol):
     def cancel(self) -> None:
         """Gives the call up."""
 
+    @property
+    def number(self) -> tuple[int, int]:
+        """Incarnation of the callee, and the request's number."""
+
 
 class Future(torch.futures.Future[T], Generic[T]):
     """A ``torch.futures.Future`` that can be awaited, cancelled, and waited for with a limit.

@@ -92,6 +92,11 @@ class Inbound:
         partial = self._partial.pop((src, Kind.REQUEST, id), None)
         return None if partial is None else partial[0]
 
+    def progress(self, src: int, id: int) -> tuple[int, int]:
+        """Returns how many bytes of a reply have come in chunks, and of how many."""
+        partial = self._partial.get((src, Kind.REPLY, id))
+        return (0, 0) if partial is None else (partial[1].received, partial[1].total)
+
     def drop(self, src: int) -> None:
         """Forgets what has come of messages of a peer that is gone."""
         for key in [key for key in self._partial if key[0] == src]:

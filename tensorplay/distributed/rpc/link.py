@@ -217,6 +217,10 @@ class Link:
         """Has ``action`` run by who sends what is posted next; it must not block."""
         self._posted.append((action, ()))
 
+    def progress(self, dst: int, id: int) -> tuple[int, int]:
+        """Returns how many bytes of a large request have been sent, and of how many."""
+        return self._outbox.progress(dst, id)
+
     def consumed(self, src: int, size: int) -> None:
         """Grants ``src`` credit for bytes of its that have been dealt with."""
         if size:

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
 from tensorplay.distributed import rpc
+from tensorplay.distributed.nn.api import _progress
 from tensorplay.distributed.nn.api import _remote_ops as ops
 from tensorplay.distributed.nn.api._shell import ModuleShell
 from tensorplay.distributed.rpc import api
@@ -45,6 +46,11 @@ class RemoteParts(ModuleShell):
     def _on_owner(self, function: Callable[..., T], *args: Any) -> T:
         """Has the module's owner run ``function`` on it, unseen by autograd."""
         return api._call_owner(self._live_module(), function, args, hooks=False).wait()
+
+    def _moved(self, what: str, function: Callable[..., T], *args: Any) -> T:
+        """Does the same with a function that takes or returns all that the module has."""
+        future = api._call_owner(self._live_module(), function, args, hooks=False)
+        return _progress.wait(future, what)
 
     def _live_module(self) -> rpc.RRef[Module]:
         """Returns the reference to the module, which may have to be made afresh first."""
@@ -221,7 +227,7 @@ class RemoteParts(ModuleShell):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        state = self._on_owner(ops._save_state, keep_vars)
+        state = self._moved(f"state from {self.on}", ops._save_state, keep_vars)
         destination.update((prefix + name, value) for name, value in state.items())
         versions = getattr(destination, "_metadata", None)
         if versions is not None:
@@ -249,7 +255,8 @@ class RemoteParts(ModuleShell):
         metadata = {name: entry for name, entry in versions.items() if name.startswith(prefix)}
         metadata[prefix[:-1]] = local_metadata
         assign = bool(local_metadata.get("assign_to_params_buffers", False))
-        report = self._on_owner(ops._load_state, entries, prefix, metadata, assign)
+        what = f"state to {self.on}"
+        report = self._moved(what, ops._load_state, entries, prefix, metadata, assign)
         for ours, theirs in zip(lists, report, strict=True):
             ours.extend(theirs)
 
@@ -263,8 +270,9 @@ def call_unrecorded(
     of a computation.
     """
     agent = api._get_current_rpc_agent()
-    result: T = agent.call(agent.peer(to), function, args, kwargs, hooks=False).wait()
-    return result
+    peer = agent.peer(to)
+    future: rpc.Future[T] = agent.call(peer, function, args, kwargs, hooks=False)
+    return _progress.wait(future, f"module to {peer.name}")
 
 
 def _register(method: str, module: Module, hook: Callable[..., None]) -> RemovableHandle:

@@ -212,7 +212,7 @@ class _RemoteModule(RemoteParts):
                 f"{self!r} keeps no checkpoints: it was not made here with on_lost='recreate'. Use "
                 "remote_state_dict() to read its state"
             )
-        recovery.state = self._on_owner(ops._save_state, False)
+        recovery.state = self._moved(f"state from {self.on}", ops._save_state, False)
 
     def _live_module(self) -> rpc.RRef[Module]:
         recovery = self._own_recovery()
