@@ -31,7 +31,7 @@ from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.caller import Caller
 from tensorplay.distributed.rpc.collective import Collectives
 from tensorplay.distributed.rpc.constants import UNSET_RPC_TIMEOUT
-from tensorplay.distributed.rpc.executor import Executor, blocked
+from tensorplay.distributed.rpc.executor import Executor, Relief, blocked
 from tensorplay.distributed.rpc.future import Future
 from tensorplay.distributed.rpc.handshakes import Handshakes
 from tensorplay.distributed.rpc.inbound import Frame, Inbound, Message, too_large
@@ -78,8 +78,6 @@ _log = logging.getLogger(__name__)
 TRIM_SECONDS = 2.0
 #: Seconds that one who leaves gives others to map the memory that holds its last results.
 READ_SECONDS = 2.0
-#: Seconds between two looks for threads that wait unseen.
-RELIEF_SECONDS = 0.1
 
 
 def late(peer: PeerInfo) -> Future[Any]:
@@ -142,7 +140,6 @@ class Agent:
         self._closing = False
         self._closed = False
         self._departure_callbacks: list[Callable[[Departure], None]] = []
-        self._next_relief = 0.0
         self._next_trim = 0.0
         self.rrefs = RRefContext(self, self.executor.submit)
         self.shared = SharedMemory(
@@ -166,6 +163,7 @@ class Agent:
             self.meters,
             self.rules,
         )
+        self._relief = Relief(self.executor, self._caller.completions)
         hello = about.hello(
             name, address.namespace, self.incarnation, role, rank, world_size or 0, device
         )
@@ -540,14 +538,7 @@ class Agent:
             self._next_trim = now + TRIM_SECONDS
             self.shared.trim(now)
             recycling.trim(now)
-        pools = (self.executor, self._caller.completions)
-        if any(pool.backlog for pool in pools):
-            if now >= self._next_relief:
-                for pool in pools:
-                    pool.relieve()
-                self._next_relief = now + RELIEF_SECONDS
-            wanted = min(wanted, self._next_relief)
-        return wanted
+        return min(wanted, self._relief.tick(now))
 
     def stats(self) -> dict[str, float]:
         """Returns the counts that the broker's status shows of this peer."""

@@ -36,6 +36,8 @@ IDLE_SECONDS = 10.0
 #: Seconds after which a watching thread looks at the queue, at first and from then on.
 FIRST_LOOK_SECONDS = 0.0002
 LOOK_SECONDS = 0.001
+#: Seconds between two looks for threads that wait unseen.
+RELIEF_SECONDS = 0.1
 #: Tasks that take less than this, on average, are not worth a further thread.
 SHORT_SECONDS = 0.0001
 
@@ -296,6 +298,28 @@ class _Blocked:
 def blocked() -> _Blocked:
     """Within it the calling thread, if it belongs to a pool, counts as waiting there."""
     return _Blocked()
+
+
+class Relief:
+    """Has pools look now and then whether their threads all wait unseen.
+
+    Args:
+        pools: The pools.
+    """
+
+    def __init__(self, *pools: Executor) -> None:
+        self._pools = pools
+        self._next_look = 0.0
+
+    def tick(self, now: float) -> float:
+        """Does what is due and returns when there is something to do again."""
+        if not any(pool.backlog for pool in self._pools):
+            return float("inf")
+        if now >= self._next_look:
+            for pool in self._pools:
+                pool.relieve()
+            self._next_look = now + RELIEF_SECONDS
+        return self._next_look
 
 
 def _processor_seconds(ident: int) -> float:
