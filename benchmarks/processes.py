@@ -115,6 +115,17 @@ class Group:
             self._stopped = False
 
     @property
+    def broker_pid(self) -> int:
+        """Process id of the broker.
+
+        Raises:
+            ValueError: If the group has none.
+        """
+        if self._launcher.broker_pid is None:
+            raise ValueError("this system has no broker")
+        return self._launcher.broker_pid
+
+    @property
     def has_broker(self) -> bool:
         """Whether the group has a broker."""
         return self._launcher.broker_pid is not None

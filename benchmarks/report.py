@@ -68,14 +68,14 @@ def to_markdown(report: Report, stages: Iterable[Stage]) -> str:
         report: The run.
         stages: Its plan.
     """
-    parts = [_header(report), targets_table(report.results)]
+    parts = [_header(report), targetstable(report.results)]
     parts += [_stage(report.results, stage) for stage in stages]
     if report.results.missing:
         parts.append(_missing(report.results))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def targets_table(results: Results) -> str:
+def targetstable(results: Results) -> str:
     """Returns the table of the targets that were measured, and whether they were met."""
     rows = [
         (
@@ -90,8 +90,8 @@ def targets_table(results: Results) -> str:
     if not rows:
         return ""
     met = sum("missed" not in row[-1] for row in rows)
-    table = _table(("target", "ratio to reach (stretch)", "measured", ""), rows)
-    return f"## Targets: {met} of {len(rows)} met\n\n{table}"
+    text = table(("target", "ratio to reach (stretch)", "measured", ""), rows)
+    return f"## Targets: {met} of {len(rows)} met\n\n{text}"
 
 
 def _header(report: Report) -> str:
@@ -138,12 +138,12 @@ def _stage(results: Results, stage: Stage) -> str:
                 *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
             )
         )
-    return f"## {stage.name[:1].upper()}{stage.name[1:]}\n\n{_table(head, rows)}"
+    return f"## {stage.name[:1].upper()}{stage.name[1:]}\n\n{table(head, rows)}"
 
 
 def _missing(results: Results) -> str:
     rows = [(*key, reason.replace("|", "/")) for key, reason in results.missing.items()]
-    return f"## Not measured\n\n{_table(('measurement', 'system', 'why'), rows)}"
+    return f"## Not measured\n\n{table(('measurement', 'system', 'why'), rows)}"
 
 
 def _cell(cell: Cell | None, number: str) -> str:
@@ -168,7 +168,8 @@ def with_unit(value: float, unit: str) -> str:
     return f"{value:.2%} of a core"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Returns a Markdown table whose columns line up."""
     rows = [tuple(head), *(tuple(map(str, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
