@@ -25,7 +25,7 @@ END_SECONDS = 15.0
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # Forked from one server that has imported torch: a group of 25 is there within seconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["benchmarks.processes", "torch.distributed.rpc"])
+_context.set_forkserver_preload(["benchmarks.preload"])
 
 
 class MeasurementError(Exception):

@@ -189,6 +189,10 @@ class _StageRunner:
         return harness + sum(group.cpu_seconds() for group in self._groups.values())
 
 
+#: Tasks that do nothing but the calls that they count.
+_COUNTED = ("latency", "rate", "fan_out")
+
+
 def _task(measurement: Measurement, group: Group, seconds: float) -> Numbers:
     """Has the clients do the task; adds up their rates, and the broker's time for a call."""
     clients = range(measurement.clients)
@@ -209,7 +213,7 @@ def _task(measurement: Measurement, group: Group, seconds: float) -> Numbers:
     for name in ("rate", "calls"):
         if name in numbers:
             numbers[name] = sum(each[name] for each in answers)
-    if group.has_broker and behind is None and "bandwidth" not in numbers:
+    if group.has_broker and behind is None and measurement.task in _COUNTED:
         numbers["broker CPU"] = broker / numbers["calls"]
     return numbers
 
