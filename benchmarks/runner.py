@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from time import perf_counter
@@ -60,6 +60,7 @@ def run(stages: Iterable[Stage], settings: Settings, progress: Progress = lambda
     """Runs all stages.
 
     A system that fails to start, or at a measurement, is left out there and the results say why.
+    Interrupted (SIGINT), it returns what was measured until then.
 
     Args:
         stages: The plan.
@@ -69,11 +70,13 @@ def run(stages: Iterable[Stage], settings: Settings, progress: Progress = lambda
     started, start = datetime.now(timezone.utc), perf_counter()
     described = machine.describe()
     results = Results()
-    for stage in stages:
-        progress(f"{stage.name}: starting")
-        with ExitStack() as stack:
-            groups = _start_groups(stage, settings, results, stack)
-            _StageRunner(stage, groups, settings, results, progress).run()
+    # Whoever interrupts a run has what was measured until then.
+    with suppress(KeyboardInterrupt):
+        for stage in stages:
+            progress(f"{stage.name}: starting")
+            with ExitStack() as stack:
+                groups = _start_groups(stage, settings, results, stack)
+                _StageRunner(stage, groups, settings, results, progress).run()
     return Report(
         started.isoformat(timespec="seconds"),
         perf_counter() - start,
