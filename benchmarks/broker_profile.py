@@ -107,7 +107,7 @@ def shares(stacks: Counter[tuple[str, ...]], top: int, *, inclusive: bool) -> li
     """
     seen: Counter[str] = Counter()
     for stack, count in stacks.items():
-        for name in set(stack) if inclusive else {stack[-1]}:
+        for name in dict.fromkeys(stack) if inclusive else stack[-1:]:
             seen[name] += count
     for name in [name for name in seen if name.startswith("0x")]:
         del seen[name]  # of a library without names

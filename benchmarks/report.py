@@ -102,7 +102,8 @@ def _header(report: Report) -> str:
         for size, rate in machine["memory_copy_bytes_per_second"].items()
     )
     return (
-        f"# Benchmark report\n\nMeasured {report.started} in {report.seconds:.0f} s, the median of {settings.repeats} "
+        f"# Benchmark report\n\n"
+        f"Measured {report.started} in {report.seconds:.0f} s, the median of {settings.repeats} "
         f"repeats of {settings.seconds:g} s each, {settings.threads} thread"
         f"{'s' if settings.threads > 1 else ''} for torch's operators in each process.\n\n"
         f"{machine['cores']} cores of {machine['processor']}, "
