@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 #: Size of a desktop's window, and of a phone's, in CSS pixels.
-DESKTOP, PHONE = (1440, 1250), (390, 844)
+DESKTOP, PHONE = (1440, 1340), (390, 844)
 
 
 def missing() -> str:
