@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tensorplay.broker import Broker
 from tensorplay.cluster import ForkServerClient, LocalCluster
 from tensorplay.distributed import rpc
 from tensorplay.distributed.nn import RemoteModule
@@ -205,6 +206,17 @@ def test_joining_again_after_leaving(own_cluster: Start) -> None:
         assert rpc.rpc_sync("worker0", helpers.who) == "worker0"
     with pytest.raises(RuntimeError, match="already initialized"):
         rpc.init_rpc("client", broker=cluster.address)
+
+
+def test_joining_another_broker_after_leaving(own_cluster: Start, broker: Broker) -> None:
+    cluster = own_cluster(workers=1)
+    rpc.shutdown()
+    rpc.init_rpc("client", broker=broker.address)
+    assert [peer.name for peer in rpc.list_workers()] == ["client"]
+    assert rpc.rpc_sync("client", helpers.who) == "client"
+    rpc.shutdown()
+    rpc.init_rpc("client", broker=cluster.address)
+    assert rpc.rpc_sync("worker0", helpers.who) == "worker0"
 
 
 def test_two_namespaces_do_not_see_each_other(own_cluster: Start) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.following import Follower
-from tests.network.hosts import Hosts, reason_to_skip
+from tests.network.hosts import ROOT, Hosts, reason_to_skip
 
 WORKERS = ("worker0", "worker1")
 
@@ -51,6 +51,17 @@ def test_only_the_broker_listens(world: World) -> None:
     assert world.hosts.listeners("broker") == [f"{world.hosts.address('broker')}:5555"]
     for name in (*WORKERS, "client"):
         assert world.hosts.listeners(name) == []
+
+
+def test_an_example_runs_across_hosts(world: World) -> None:
+    address = f"{world.address}/example"
+    for host, name in zip(WORKERS, ("server", "trainer0"), strict=True):
+        world.hosts.start(host, "-m", "tensorplay.worker", "--broker", address, "--name", name)
+    script = str(ROOT / "examples" / "parameter_server.py")
+    options = ("--broker", address, "--trainers", "1", "--steps", "2")
+    example = world.hosts.start("client", script, *options)
+    assert example.end() == 0, example.output
+    assert "loss at first" in example.output
 
 
 @pytest.mark.parametrize("cut_off", ["worker0", "client", "broker"])
