@@ -9,6 +9,9 @@ from tensorplay.broker.registry import Peer, Registry
 from tensorplay.keys import Grant, KeyRole
 from tensorplay.protocol.messages import Ask, Hello, Refused
 
+#: What is not for whoever may call a worker.
+_OF_OWNERS = ("drain", "kill", "logs")
+
 
 class Rights:
     """Asks for each key what it may do at this moment.
@@ -47,16 +50,19 @@ class Rights:
     def check_ask(self, ask: Ask, key: str, registry: Registry) -> str:
         """Returns why a key may not ask something of a peer; nothing if it may.
 
-        Only who may take a peer's name may have it leave or end it: who may only call it may
-        be somebody whom it does not trust.
+        Only who may take a peer's name may read its log, have it leave, or end it: who may only
+        call it may be somebody whom it does not trust.
         """
         if self._grants is None or not ask.name:
             return ""
         grant = self._grant(key)
         if grant is None or not grant.sees(ask.namespace) or not grant.role.calls:
             return f"this key may not ask anything of peers in namespace {ask.namespace!r}"
-        if ask.what in ("drain", "kill") and not grant.covers(ask.name, ask.namespace):
-            return f"this key may not {ask.what} {ask.name!r}: it may not register that name"
+        if ask.what in _OF_OWNERS and not grant.covers(ask.name, ask.namespace):
+            return (
+                f"{ask.what} {ask.name!r} needs a key that may register that name; "
+                f"{grant.key!r} may register {' '.join(grant.names) or 'none'}"
+            )
         peer = registry.namespace(ask.namespace).by_name.get(ask.name)
         if peer is None or peer.info.serves or grant.covers(ask.name, ask.namespace):
             return ""

@@ -15,6 +15,8 @@ from zmq.utils.monitor import recv_monitor_message
 from tensorplay import keys
 from tensorplay.broker import Broker
 from tensorplay.protocol.messages import (
+    Answer,
+    Ask,
     Kind,
     Refused,
     Roster,
@@ -157,6 +159,25 @@ def test_status_shows_only_the_namespaces_of_the_key(ring: KeyRing, connect: Dia
     assert list(there.status()["namespaces"]) == ["prod"]
     owner = connect(keys.peer_keys(ring.directory, keys.BROKER_NAME))
     assert set(owner.status()["namespaces"]) == {"default", "prod"}
+
+
+@pytest.mark.parametrize("what", ["drain", "kill", "logs"])
+def test_who_may_only_call_a_worker_does_not_own_it(
+    ring: KeyRing, connect: Dialer, what: str
+) -> None:
+    worker = connect(ring.make("worker0", role=keys.KeyRole.SERVE))
+    worker.register("worker0", 1)
+    caller = connect(ring.make("trainer", role=keys.KeyRole.CALL))
+    caller.send(Ask(7, what, "worker0"))
+    answer = caller.expect(Answer)
+    assert answer.error.startswith(f"{what} 'worker0' needs a key that may register that name")
+    worker.expect_nothing()
+    elsewhere = connect(ring.make("other", names=["*"], namespaces=["prod"]))
+    elsewhere.send(Ask(7, what, "worker0"))
+    assert "peers in namespace 'default'" in elsewhere.expect(Answer).error
+    operator = connect(ring.make("operator", names=["*"], role=keys.KeyRole.CALL))
+    operator.send(Ask(7, what, "worker0"))
+    assert worker.expect(Ask).what == what
 
 
 def test_a_chosen_identity_gives_nothing(ring: KeyRing, connect: Dialer) -> None:
