@@ -17,6 +17,7 @@ import click
 from tensorplay import logs
 from tensorplay.broker.config import DEFAULT_BIND, BrokerConfig
 from tensorplay.errors import BrokerError, ConfigError
+from tensorplay.heap import keep_freed_memory
 from tensorplay.version import __version__
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def main(
     Exit codes: 0 ended as told, 1 failed (such as an address in use), 2 wrong usage.
     """
     logs.configure(log_level, json=log_json)
+    keep_freed_memory()
     try:
         config = BrokerConfig(
             bind=bind,

@@ -18,10 +18,12 @@ LAYERS = {
     "tensorplay.version": [],
     "tensorplay.address": ["tensorplay.errors", "tensorplay.protocol"],
     "tensorplay.keys": ["tensorplay.errors"],
+    "tensorplay.heap": [],
     "tensorplay.logs": [],
     "tensorplay.protocol": ["tensorplay.errors"],
     "tensorplay.broker": [
         "tensorplay.errors",
+        "tensorplay.heap",
         "tensorplay.keys",
         "tensorplay.logs",
         "tensorplay.protocol",

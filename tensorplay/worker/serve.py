@@ -21,6 +21,7 @@ from tensorplay.distributed import rpc
 from tensorplay.distributed.rpc.orders import Handler
 from tensorplay.distributed.rpc.shm.settings import parse_size
 from tensorplay.errors import ConfigError, TensorPlayError
+from tensorplay.heap import keep_freed_memory
 from tensorplay.protocol.messages import Role
 
 _log = logging.getLogger("tensorplay.worker")
@@ -214,6 +215,7 @@ def run(
         else:
             _log.info("%s", line)
 
+    keep_freed_memory()
     try:
         serve(config, ready, orders)
     except (TensorPlayError, ImportError) as error:
