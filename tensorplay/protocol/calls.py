@@ -38,7 +38,7 @@ class Status(IntEnum):
     ERROR = 1  # the payload is a description of the exception
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True):
+class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a payload frame lies that does not travel: in shared memory of the sender.
 
     Attributes:
@@ -60,7 +60,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A part of a call's life, for traces.
 
     Attributes:
@@ -82,7 +82,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     thread: str
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the caller wants.
 
     Attributes:
@@ -115,7 +115,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     context: dict[str, str] = {}
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the callee answers; the fields are those of ``Request``.
 
     Attributes:

@@ -297,7 +297,7 @@ Control = (
 )
 
 
-class Route(msgspec.Struct, frozen=True, array_like=True):
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Header of every message that the broker passes on.
 
     Attributes:

@@ -164,7 +164,7 @@ def _new_context() -> DistAutogradContext:
 
 
 @wire_safe(gradients=True)
-def _release_context(context_id: int) -> None:
+def _release_context(context_id: int, told_by: int = 0) -> None:
     if thread.context is not None and thread.context.id == context_id:
         thread.context = None
     try:
@@ -173,8 +173,9 @@ def _release_context(context_id: int) -> None:
         return
     for known in here.contexts.end(context_id):
         peer = here.agent.peer_by_incarnation(known.incarnation)
-        if peer is not None:
-            future = here.agent.call(peer, _release_context, (context_id,), hooks=False)
+        if peer is not None and peer.incarnation != told_by:
+            arguments = (context_id, here.agent.incarnation)
+            future = here.agent.call(peer, _release_context, arguments, hooks=False)
             future._retrieved = True  # if it fails, one of both is gone, and the context with it
 
 

@@ -86,7 +86,7 @@ class Engine:
         self,
         tensors: Sequence[torch.Tensor],
         peer: PeerInfo,
-        rrefs: Iterable[Any],
+        rrefs: Sequence[Any],
         copies: frozenset[int],
     ) -> tuple[bytes, Any]:
         """Records a call that is about to be sent; see ``hooks.CallHooks.request``."""
@@ -94,6 +94,8 @@ class Engine:
         inference = torch.is_inference_mode_enabled()
         autocast = enabled_autocast()
         context = thread.context
+        if grad and not (tensors or rrefs or context or inference or autocast or thread.extras):
+            return wire.GRAD_MODE, Sent(self, peer)
         sent: Sent | None = None
         tracked: list[int] = []
         if grad:

@@ -338,7 +338,7 @@ class Callee:
             self._answer(job, Reply(Status.OK), [])
             return
         if result is None:
-            self._answer(job, Reply(Status.OK), ())
+            self._answer(job, _NO_RESULT, ())
             return
         custom = internal.custom_pickler()
         device_map = payload.device_map(request.devices)
@@ -355,8 +355,11 @@ class Callee:
         try:
             if job.execution is not None and packed.tensors:
                 meta = job.execution.reply(packed.tensors, _NO_COPIES)
+            if packed.leases is None:
+                self._answer(job, Reply(Status.OK, _NONE, meta, _NONE, _NONE), packed.frames)
+                return
             blocks, frames = shm.hand_over(packed.frames, packed.leases)
-            self._answer(job, Reply(Status.OK, [], meta, [], blocks), frames)
+            self._answer(job, Reply(Status.OK, _NONE, meta, _NONE, blocks), frames)
         except BaseException:
             if packed.leases is not None:
                 packed.leases.undo()
@@ -453,7 +456,10 @@ class Callee:
                 self._drained.notify_all()
 
 
+# Shared by all replies, and never changed.
 _NO_COPIES: frozenset[int] = frozenset()
+_NONE: list[Any] = []
+_NO_RESULT = Reply(Status.OK)
 
 
 def _entry_hook(job: Job) -> UnpackHook:

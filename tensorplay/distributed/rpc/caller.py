@@ -36,7 +36,7 @@ from tensorplay.distributed.rpc.rules import Rules
 from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.errors import MessageTooLargeError, RpcTimeoutError, WorkerLostError
 from tensorplay.protocol import wire
-from tensorplay.protocol.calls import Op, RefChanges, Reply, Request, Status
+from tensorplay.protocol.calls import Block, Op, RefChanges, Reply, Request, Status
 from tensorplay.protocol.messages import Kind, PeerInfo, Undeliverable
 from tensorplay.protocol.refs import Adds, Releases, RRefKey
 
@@ -152,7 +152,9 @@ class Caller:
             call.kept = (exporter, subject)  # the references, until the callee has them
             if op is Op.REMOTE:
                 call.future._recorded = call.state
-            blocks, frames = shm.hand_over(frames, leases)
+            blocks: list[Block] = _NONE
+            if leases is not None:
+                blocks, frames = shm.hand_over(frames, leases)
             if tracing.active:
                 call.trace = tracing.begin(call)
             if profiler._is_profiler_enabled:
@@ -167,10 +169,10 @@ class Caller:
                 op,
                 call.timeout,
                 rref if subject is None else subject._key,
-                [] if exporter is None else exporter.tokens,
+                _NONE if exporter is None else exporter.tokens,
                 call.meta,
-                [],
-                payload.inverse(device_map) if device_map else {},
+                _NONE,
+                payload.inverse(device_map) if device_map else _NO_DEVICES,
                 blocks,
                 number,
                 b"" if number in told else definition,
@@ -357,7 +359,10 @@ class Caller:
                 call.trace.done(reply.trace)
 
 
+# Shared by all requests, and never changed.
 _NO_COPIES: frozenset[int] = frozenset()
+_NONE: list[Any] = []
+_NO_DEVICES: dict[str, str] = {}
 
 
 def _show(call: PendingCall) -> None:

@@ -31,6 +31,7 @@ class Failed:
 
 #: Turns a raw reply into the value of the call, or into ``Failed``.
 Decoder = Callable[["PendingCall", Any], Any]
+_NOTHING: list[Any] = []  # stays empty
 #: Deadlines of calls that have ended are cleared away when there are more of them.
 _MOST_STALE = 1024
 
@@ -97,7 +98,7 @@ class PendingCall:
         self.future._call = self
         self._decode = decode
         self._give_up = give_up
-        self._box: list[Any] = []  # the raw reply, until somebody decodes it
+        self._box: list[Any] = _NOTHING  # the raw reply, until somebody decodes it
         self._arrived = False
         self._waiter: threading.Lock | None = None  # released when the reply comes
 
@@ -112,7 +113,7 @@ class PendingCall:
 
     def arrive(self, raw: Any, submit: Callable[..., None]) -> None:
         """Takes the raw reply, once; ``submit`` runs ``settle`` where nobody waits."""
-        self._box.append(raw)
+        self._box = [raw]
         self._arrived = True
         # Whoever waits says so before it looks whether the reply has arrived.
         waiter = self._waiter

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 
-from tensorplay.distributed.rpc import buffers, placement, tensors
+from tensorplay.distributed.rpc import buffers, tensors
 from tensorplay.distributed.rpc.shm import Leases
 from tensorplay.distributed.rpc.tensors import REQUIRES_GRAD, Descriptor, DeviceMap
 from tensorplay.errors import ProtocolError, SerializationError
@@ -38,7 +38,7 @@ _PAIR = 0x92
 _MOST_KNOWN = 4096
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
+class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Second frame of plain values with tensors.
 
     Attributes:
@@ -67,6 +67,7 @@ class Plain(NamedTuple):
 _NOTHING: list[Frame] = []
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[list[Any], dict[str, Any]]).decode
+_bytes_at = ctypes.string_at
 _decode_table = msgspec.msgpack.Decoder(Table).decode
 
 
@@ -92,7 +93,7 @@ def pack(
         kind = type(value)
         if kind in _SCALARS:
             continue
-        if kind is not _TENSOR or value.__dict__ or any(value is one for one in found):
+        if kind is not _TENSOR or value.__dict__ or (found and _is_among(found, value)):
             return None
         found.append(value)
         places.append(place)
@@ -119,6 +120,10 @@ def pack(
             leases.undo()
         return None
     return Plain((head, _encode(Table(descriptors, places)), *contents), found, leases)
+
+
+def _is_among(found: Sequence[torch.Tensor], tensor: torch.Tensor) -> bool:
+    return any(tensor is one for one in found)
 
 
 def is_plain(frames: Sequence[Frame]) -> bool:
@@ -152,6 +157,8 @@ def unpack(
         raise ProtocolError(f"the values of a call are damaged: {error}") from None
     if tensors_hook is not None:
         found = tensors_hook(found)
+    if not places:
+        return values, named
     for place, tensor in zip(places, found, strict=True):
         if not 0 <= place < len(values):
             raise ProtocolError(f"a tensor belongs at place {place} of {len(values)} values")
@@ -203,13 +210,13 @@ def _pack_small(tensor: torch.Tensor, places: list[int]) -> tuple[bytes, bytes] 
         return None
     key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, *places)
     table = _tables.get(key)
-    if table is None:
-        descriptors, _ = tensors.encode([tensor])
+    address = tensor.data_ptr()
+    start = tensor.storage_offset() * tensor.itemsize
+    if table is None or not address or start + nbytes > tensor.untyped_storage().nbytes():
+        descriptors, _ = tensors.encode([tensor])  # raises if its memory was freed
         table = _encode(Table(descriptors, places))
         _remember(_tables, key, table)
-    else:
-        placement.check(tensor)
-    return table, ctypes.string_at(tensor.data_ptr(), nbytes)
+    return table, _bytes_at(address, nbytes)
 
 
 class _Layout:

@@ -24,6 +24,9 @@ def home_of(module: Module, default: str | torch.device) -> torch.device:
     That of its first parameter or buffer, which holds after ``to_empty`` and for a
     submodule that was put elsewhere; ``default`` if it has neither.
     """
+    for parameter in module._parameters.values():  # in most cases, and quickly
+        if parameter is not None:
+            return parameter.device
     first = next(chain(module.parameters(), module.buffers()), None)
     return torch.device(default) if first is None else first.device
 
