@@ -86,6 +86,7 @@ class AgentTarget:
         self._agent._callee._send_reply = self._replied
         # There is no connection to send by.
         self._agent._link.pump = lambda: None  # type: ignore[method-assign]
+        self._agent._link.full = lambda dst: False  # type: ignore[method-assign]
         self._samples = samples(self._me)
         self.sent: Counter[str] = Counter()
 
@@ -146,7 +147,6 @@ class AgentTarget:
         except TensorPlayError:  # as the link does
             self.sent["refused"] += 1
         self._agent._link._posted.clear()
-        self._agent._link._entered.clear()
         if self._agent.executor.backlog > _BACKLOG:
             self._settle()
 

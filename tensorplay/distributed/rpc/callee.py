@@ -419,8 +419,8 @@ class Callee:
 
     def _drop(self, job: Job) -> None:
         """Drops a request whose caller has stopped waiting before it began."""
-        if self._jobs.pop(job.key, None) is None:  # another thread was quicker
-            return
+        if self._jobs.get(job.key) is not job or self._jobs.pop(job.key, None) is not job:
+            return  # another thread was quicker
         with self._counting:
             self._meters.dropped += 1
         self._release(job)
@@ -447,7 +447,8 @@ class Callee:
     def _done(self, job: Job) -> None:
         with self._counting:
             self._meters.served.add(time.monotonic() - job.began)
-        self._jobs.pop(job.key, None)
+        if self._jobs.get(job.key) is job:  # not one that took its place
+            del self._jobs[job.key]
         self._notify_drained()
 
     def _notify_drained(self) -> None:
