@@ -94,7 +94,8 @@ class ChannelModel(RuleBasedStateMachine):
     @rule(side=sides, position=st.integers(0, 10), keep=st.booleans())
     def deliver_out_of_turn(self, side: int, position: int, keep: bool) -> None:
         way = self.sides[side].wire
-        if position < len(way):
+        if way:
+            position %= len(way)
             frames = way[position] if keep else way.pop(position)
             self.sides[1 - side].receive(frames, self.now)
 
