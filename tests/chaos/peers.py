@@ -67,7 +67,8 @@ def call(name: str, address: str, workers: list[str], folder: Path, seed: int) -
     ]
     for thread in threads:
         thread.start()
-    stop.wait()
+    while not stop.wait(1.0):  # a signal right before the wait does not interrupt it
+        pass
     for thread in threads:
         thread.join()
     # Everything has been mended by now: no call may fail.

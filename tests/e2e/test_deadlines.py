@@ -15,7 +15,7 @@ import torch
 
 from tensorplay.cluster import LocalCluster
 from tensorplay.distributed import rpc
-from tensorplay.errors import RpcTimeoutError, WorkerLostError
+from tensorplay.errors import BrokerError, RpcTimeoutError, WorkerLostError
 from tests.chaos.proxy import Network
 from tests.rpc import helpers
 
@@ -166,3 +166,23 @@ def test_a_large_tensor_on_a_slow_link_is_not_taken_for_silence(own_cluster: Sta
         assert time.monotonic() - start > 2.0
         network.set("client")
         rpc.shutdown(graceful=False)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_after_an_error_of_the_librarys_own(
+    own_cluster: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_cluster(workers=1)
+    future = rpc.rpc_async("worker0", helpers.wait_event, ("never", 60.0), timeout=0)
+    rpc.rpc_sync("worker0", helpers.who)
+    agent = rpc._get_current_rpc_agent()
+
+    def fail(now: float) -> float:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(agent, "on_tick", fail)
+    agent.wake()
+    with pytest.raises(BrokerError, match="ZeroDivisionError: a bug"):
+        future.wait(20)
+    with pytest.raises(BrokerError, match="init_rpc"):  # nor does a later call hang
+        rpc.rpc_sync("worker0", helpers.who, timeout=0)

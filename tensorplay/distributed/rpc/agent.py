@@ -135,7 +135,7 @@ class Agent:
         self.orders = Orders(lambda message: self._link.tell(message), self.meters)
         self.orders.on("kill", self._killed)
         self._registered = threading.Event()
-        self.failure: BaseException | None = None
+        self.failure: BrokerError | None = None
         self._end_callbacks: list[Callable[[], None]] = []
         self._closing = False
         self._closed = False
@@ -361,8 +361,8 @@ class Agent:
         if self.roster.get(peer.incarnation) is None:  # it left before the call was entered
             self._caller.lose(peer, self.roster.departure(peer))
             self._link.drop(peer.incarnation)  # nobody else would
-        if self._closed:  # since the check above
-            self._caller.fail_all(_ended())
+        if self._closed or self.failure is not None:  # since the check above
+            self._caller.fail_all(self.failure or _ended())
         return future
 
     def _wait_for_room(self, peer: PeerInfo, timeout: float) -> float | None:
@@ -398,7 +398,7 @@ class Agent:
         if self._closed:
             raise NotInitializedError("RPC has been shut down: call init_rpc first")
         if self.failure is not None:
-            raise RegistrationError(f"this process is not registered any more: {self.failure}")
+            raise type(self.failure)(f"this process is not registered any more: {self.failure}")
 
     def _dispatch(
         self, kind: Kind, dst: int, id: int, header: Request | Reply, frames: Sequence[Frame]
@@ -460,7 +460,20 @@ class Agent:
 
     def on_rejected(self, refused: Refused) -> None:
         """The broker has refused this peer."""
-        self.failure = RegistrationError(refused.text)
+        self._end_with(RegistrationError(refused.text))
+
+    def on_failed(self, error: BaseException) -> None:
+        """The link has ended by an error of the library's own."""
+        self._end_with(
+            BrokerError(
+                f"the connection to the broker failed, {type(error).__name__}: {error}; call "
+                "shutdown and init_rpc to join again (the log has the traceback: please report it)"
+            )
+        )
+
+    def _end_with(self, failure: BrokerError) -> None:
+        """Fails all calls, those to come as well."""
+        self.failure = failure
         if self._registered.is_set():
             self._caller.fail_all(self.failure)
         self._registered.set()

@@ -83,6 +83,9 @@ class Handlers(Protocol):
     def on_rejected(self, refused: Refused) -> None:
         """The broker refused this peer; the link is at its end."""
 
+    def on_failed(self, error: BaseException) -> None:
+        """The link is at its end because of an error in this process."""
+
     def on_peers(self, changed: PeersChanged) -> None:
         """The roster has changed."""
 
@@ -162,6 +165,7 @@ class Link:
         self._goodbye_by = 0.0
         self._reason = ""
         self._closed = threading.Event()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="tensorplay-link", daemon=True)
 
     @property
@@ -257,7 +261,8 @@ class Link:
                 return
             more = self._exchange()
             due = min(self._outbox.next_tick, self._session.next_tick())
-        except BaseException:
+        except BaseException as error:
+            self._failure = error
             self._closed.set()  # as a failure in the link's own thread ends it
             self.wake()
             raise
@@ -303,8 +308,9 @@ class Link:
                 with self._using:
                     wanted = self._turn()
                 self._sleep(wanted)
-        except BaseException:
+        except BaseException as error:
             _log.exception("the connection to the broker failed")
+            self._failure = error
             raise
         finally:
             with self._using:
@@ -317,6 +323,8 @@ class Link:
                 self._asleep = False  # a late wake() must not write to a file opened since
                 os.close(self._wake_out)
                 os.close(self._wake_in)
+            if self._failure is not None:
+                self._handlers.on_failed(self._failure)
 
     def _turn(self) -> float:
         """Does all there is to do and returns when there will be something again."""
