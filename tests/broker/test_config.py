@@ -30,9 +30,12 @@ def test_endpoints_of_this_host_are_accepted(endpoint: str) -> None:
     ["tcp://*:5555", "tcp://0.0.0.0:1", "tcp://10.0.0.1:1", "tcp://[::]:1", "tcp://eth0:1"],
 )
 def test_endpoints_that_others_reach_must_be_asked_for_in_so_many_words(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="--insecure"):
+    with pytest.raises(ConfigError, match=r"can be reached.*--curve-dir.*--insecure"):
         BrokerConfig(bind=(endpoint,))
     assert BrokerConfig(bind=(endpoint,), insecure=True).bind == (endpoint,)
+    assert BrokerConfig(bind=(endpoint,), curve_dir="keys").bind == (endpoint,)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        BrokerConfig(bind=(endpoint,), curve_dir="keys", insecure=True)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from tensorplay.broker.check import check
 from tensorplay.distributed.autograd.engine import _drop
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.errors import NotAllowedError, RemoteError
+from tensorplay.protocol.calls import Op
 from tensorplay.protocol.messages import PeerInfo
+from tensorplay.protocol.refs import RRefKey
 from tests.security import served
 from tests.security.helpers import KeyRing, agent
 
@@ -156,6 +158,14 @@ def test_a_worker_that_only_serves_cannot_call(ring: KeyRing, broker: Broker) ->
         with pytest.raises(NotAllowedError, match="their keys allow no calls"):
             worker.call(other(worker), os.getpid, hooks=False).wait()
         assert one.call(other(one), served.add, (1, 2), hooks=False).wait() == 3
+
+
+def test_values_go_to_callers_only(ring: KeyRing, broker: Broker) -> None:
+    serve, both = keys.KeyRole.SERVE, keys.KeyRole.BOTH
+    with two(broker, keyed(ring, "caller", serve), keyed(ring, "callee", both)) as (worker, one):
+        key = RRefKey(one.incarnation, 1)
+        with pytest.raises(NotAllowedError, match="the value of a reference was asked for"):
+            worker.call(other(worker), None, (), hooks=False, op=Op.FETCH, rref=key).wait()
 
 
 def test_gradients_pass_between_roles(ring: KeyRing, broker: Broker) -> None:

@@ -157,6 +157,10 @@ class Callee:
             raise ProtocolError(f"its request {message.route.id} is in progress already")
         if request.definition:
             self._learn(job)
+        if request.op is Op.FETCH and (refusal := self._rules.refusal_of_fetch(src)) is not None:
+            self._release(job)
+            self.refuse(src.incarnation, message.route.id, refusal)
+            return
         self._jobs[job.key] = job
         if request.op is Op.FETCH:
             self._release(job)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tensorplay.distributed.rpc.allow import Guard, Policy
 from tensorplay.distributed.rpc.roster import PeerRoster
+from tensorplay.errors import NotAllowedError
 from tensorplay.protocol.messages import PeerInfo
 
 __all__ = ["Rules"]
@@ -48,6 +49,18 @@ class Rules:
             return Guard(self._requests, src.name, self._count)
         # It may not call this peer, but may have to have its gradients.
         return Guard(self._nothing, src.name, self._count, gradients_only=True)
+
+    def refusal_of_fetch(self, src: PeerInfo) -> NotAllowedError | None:
+        """Returns why a peer may not have the value of a reference, or None if it may."""
+        if src.calls and self._roster.me.serves:
+            return None
+        guard = self.of_request(src)
+        try:
+            if guard is not None:
+                guard.refuse("the value of a reference")
+        except NotAllowedError as refusal:
+            return refusal
+        return None
 
     def of_reply(self, src: PeerInfo) -> Guard | None:
         """Returns the guard of a peer's replies, or None if they may name anything."""
