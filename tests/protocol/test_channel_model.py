@@ -100,6 +100,15 @@ class ChannelModel(RuleBasedStateMachine):
             self.sides[1 - side].receive(frames, self.now)
 
     @rule(side=sides, count=st.integers(1, 5))
+    def deliver_twice(self, side: int, count: int) -> None:
+        here = self.sides[side]
+        here.flush(self.now)
+        first = here.wire[:count]
+        del here.wire[:count]
+        for frames in first * 2:
+            self.sides[1 - side].receive(frames, self.now)
+
+    @rule(side=sides, count=st.integers(1, 5))
     def lose(self, side: int, count: int) -> None:
         del self.sides[side].wire[:count]
 
