@@ -181,8 +181,12 @@ def _pair(limits: Limits) -> Stage:
     """One client and one worker."""
     calls = (
         Measurement("memory after the start", "memory", systems=("tensorplay", "torch")),
-        Measurement("empty call", "latency", systems=("tensorplay", "torch", "ray")),
-        Measurement("RemoteModule forward", "forward"),
+        Measurement("empty call", "latency", systems=("tensorplay", "torch", "ray", "relay")),
+        Measurement(
+            "RemoteModule forward",
+            "forward",
+            systems=("tensorplay", "frames", "torch", "ray", "local"),
+        ),
         Measurement("empty calls", "rate", systems=("tensorplay", "torch", "ray")),
         Measurement(
             "one-tensor calls", "rate", {"elements": 8}, systems=("tensorplay", "torch", "ray")
@@ -203,6 +207,7 @@ def _pair(limits: Limits) -> Stage:
         "torch": GroupPlan("torch"),
         "ray": GroupPlan("ray"),
         "local": GroupPlan("local"),
+        "relay": GroupPlan("relay"),
     }
     return Stage("one client, one worker", groups, calls + transfers + ends)
 
