@@ -27,6 +27,15 @@ from tensorplay.cluster import ForkServerClient, LocalCluster, local_cluster
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what takes minutes unless ``-m`` names it."""
+    if "long" in str(config.getoption("markexpr")):
+        return
+    for item in items:
+        if item.get_closest_marker("long") is not None:
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with -m long"))
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServerClient]:
     """Forks the workers of all clusters: torch is imported once."""

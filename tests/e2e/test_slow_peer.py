@@ -74,7 +74,7 @@ class Flood:
 
 
 @pytest.mark.parametrize(
-    "nbytes", [GIB, pytest.param(8 * GIB, marks=[pytest.mark.large, pytest.mark.timeout(900)])]
+    "nbytes", [GIB, pytest.param(8 * GIB, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
 def test_a_flood_at_a_worker_that_sleeps(own_cluster: Start, nbytes: int) -> None:
     cluster = own_cluster(workers=3, broker_options=PATIENT)
