@@ -324,3 +324,10 @@ def test_every_function_and_class_of_torch_arrives_as_itself(space: Any) -> None
 def test_functions_that_torch_makes_at_run_time_still_work() -> None:
     pool = travel(torch.nn.functional.max_pool1d)
     assert pool(torch.arange(4.0).view(1, 4), 2).tolist() == [[1, 3]]
+
+
+def test_code_keeps_the_name_of_its_file() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def f(x):\n    return x.missing\n", "<a cell>", "exec"), space)
+    function = travel(space["f"])
+    assert function.__code__.co_filename == "<a cell>"

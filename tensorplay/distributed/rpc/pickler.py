@@ -36,6 +36,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: How tensors are pickled whose class does not say otherwise.
 _USUAL = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
 
+#: Stands for the name of a file where cloudpickle leaves it out.
+_NO_FILE = "<dynamic-code>"
+
 _reducers: dict[type, Reducer] = {}
 _found: dict[type, Reducer | None] = {}
 _running = threading.local()
@@ -197,6 +200,8 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return _take_apart(obj)
         if kind is types.FunctionType:
             return NotImplemented if is_importable(obj) else self._function_reduce(obj)
+        if kind is types.CodeType:
+            return _code(obj)
         if kind is types.BuiltinFunctionType and obj == getattr(torch, obj.__name__, None):
             return _native, (obj.__name__,)
         if kind is types.MethodType and isinstance(obj.__self__, type):
@@ -287,6 +292,16 @@ def is_importable(function: types.FunctionType) -> bool:
 
 
 @allow.wire_safe(builds=True, calls=False)
+def _code(code: types.CodeType) -> tuple[Any, ...]:
+    """Reduces code with the name of its file, by which a traceback finds the lines.
+
+    cloudpickle may leave it out, and the caller of a function of a notebook would not see where
+    it has raised.
+    """
+    make, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return make, tuple(code.co_filename if part == _NO_FILE else part for part in parts)
+
+
 def _native(name: str) -> Any:
     return allow.torch_function(name)
 
