@@ -51,3 +51,19 @@ def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
     _log.info("unseen")
     _log.error("seen")
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_records_say_where_they_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    where = {"worker": "worker0", "call": 7, "caller": "trainer"}
+    configure("info", context=lambda: where)
+    _log.info("hello")
+    _log.info("call 8 of 'other' raised", extra={"call": 8, "caller": "other"})
+    configure("info", json=True, context=lambda: where)
+    _log.info("hello")
+    _log.info("it raised", extra={"call": 8, "caller": "other"})
+    text, told, entry, other = capsys.readouterr().err.splitlines()
+    assert text.endswith("INFO tensorplay.test: [worker0, call 7 of 'trainer'] hello")
+    assert told.endswith("[worker0] call 8 of 'other' raised")
+    assert where.items() <= json.loads(entry).items()
+    assert json.loads(other)["call"] == 8
+    assert json.loads(other)["caller"] == "other"

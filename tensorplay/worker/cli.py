@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -164,7 +165,7 @@ def main(
         kept = output.keep(keep_output)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    logs.configure(log_level, json=log_json)
+    logs.configure(log_level, json=log_json, context=lambda: _where(name))
     from tensorplay.worker.serve import WorkerConfig, run  # needs torch, which takes seconds
 
     try:
@@ -186,3 +187,9 @@ def main(
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     sys.exit(run(config, orders={} if kept is None else {"logs": kept.answer}))
+
+
+def _where(name: str) -> dict[str, Any]:
+    """Returns what the log says of the thread that logs."""
+    serving = sys.modules.get("tensorplay.distributed.rpc.serving")  # once torch is there
+    return {"worker": name, **(serving.log_fields() if serving is not None else {})}

@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from tensorplay import logs
+from tensorplay.distributed.rpc.serving import log_fields
 from tensorplay.worker.serve import WorkerConfig, run
 
 #: Seconds that workers have to end before they are killed.
@@ -116,6 +117,7 @@ def _become(config: WorkerConfig, server: int) -> NoReturn:
         os.dup2(null, 0)
         os.close(null)
         os.dup2(2, 1)  # standard output tells the server's events
+        _configure_log(lambda: {"worker": config.name, **log_fields()})
         code = run(config, announce=False)
         sys.stdout.flush()
     except SystemExit as end:
@@ -154,9 +156,13 @@ def _tell(**event: Any) -> None:
         os.write(1, json.dumps(event).encode() + b"\n")
 
 
+def _configure_log(context: logs.Context | None = None) -> None:
+    logs.configure(os.environ.get("TENSORPLAY_LOG_LEVEL", "warning"), context=context)
+
+
 def main() -> None:
     """Runs the server."""
-    logs.configure(os.environ.get("TENSORPLAY_LOG_LEVEL", "warning"))
+    _configure_log()
     import tensorplay.distributed  # noqa: F401  (what the workers need is imported once)
 
     gc.freeze()  # what is imported stays shared between the workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,11 +26,14 @@ from tensorplay.errors import RegistrationError, WorkerLostError
 RUN = "from tensorplay.cli import main; main()"
 
 CODE = """
-import sys
+import logging, sys
 
 def speak(text):
     print(text)
     print(text.upper(), file=sys.stderr)
+
+def note():
+    logging.getLogger("mine").warning("look here")
 
 def fail():
     raise ValueError("this cannot work")
@@ -223,6 +227,15 @@ def test_logs_show_what_the_worker_prints(
     assert "tea is ready ☕" in output
     assert "tensorplay worker worker0 ready" in output
     assert run("logs", "worker0", "-n", "1").output.count("\n") == 1
+
+
+def test_a_worker_s_log_says_which_call_it_serves(
+    worker: subprocess.Popen[str], run: Callable[..., Result]
+) -> None:
+    call("note")
+    until(lambda: "look here" in run("logs", "worker0").output)
+    (line,) = [line for line in run("logs", "worker0").output.splitlines() if "look here" in line]
+    assert re.search(r"WARNING mine: \[worker0, call \d+ of 'client'\] look here", line)
 
 
 def test_long_logs_come_in_pieces(

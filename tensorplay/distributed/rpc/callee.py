@@ -32,6 +32,7 @@ from tensorplay.distributed.rpc.payload import UnpackHook
 from tensorplay.distributed.rpc.rref import RRef
 from tensorplay.distributed.rpc.rref_context import Entry, RRefContext
 from tensorplay.distributed.rpc.rules import Rules
+from tensorplay.distributed.rpc.serving import here
 from tensorplay.distributed.rpc.shm import SharedMemory
 from tensorplay.distributed.rpc.tensors import DeviceMap
 from tensorplay.errors import (
@@ -234,13 +235,17 @@ class Callee:
             self._drop(job)
             return
         guard = self._rules.of_request(job.src)
-        if job.request.trace or job.request.context:
-            self._execute_traced(job, guard)
-        elif guard is None:
-            self._execute(job)
-        else:
-            with allow.guarding(guard):
+        before, here.call = here.call, (job.message.route.id, job.src.name)
+        try:
+            if job.request.trace or job.request.context:
+                self._execute_traced(job, guard)
+            elif guard is None:
                 self._execute(job)
+            else:
+                with allow.guarding(guard):
+                    self._execute(job)
+        finally:
+            here.call = before
 
     def _execute_traced(self, job: Job, guard: allow.Guard | None) -> None:
         with ExitStack() as stack:
@@ -402,7 +407,9 @@ class Callee:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         request = job.request
-        _log.warning("call %d of %r raised", job.message.route.id, job.src.name, exc_info=error)
+        number, caller = job.message.route.id, job.src.name
+        said = {"call": number, "caller": caller}
+        _log.warning("call %d of %r raised", number, caller, exc_info=error, extra=said)
         self._meters.error(job.src.name, f"{type(error).__name__}: {error}")
         if job.cancelled and request.op is not Op.REMOTE:
             self._discard(job)
