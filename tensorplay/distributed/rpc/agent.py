@@ -55,8 +55,6 @@ from tensorplay.protocol.calls import Op, Reply, Request
 from tensorplay.protocol.messages import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
-    Answer,
-    Ask,
     Departure,
     Kind,
     PeerInfo,
@@ -134,6 +132,7 @@ class Agent:
         self.meters = Meters()
         self.orders = Orders(lambda message: self._link.tell(message), self.meters)
         self.orders.on("kill", self._killed)
+        self.on_asked, self.on_answered = self.orders.asked, self.orders.answered
         self._registered = threading.Event()
         self.failure: BrokerError | None = None
         self._end_callbacks: list[Callable[[], None]] = []
@@ -497,14 +496,6 @@ class Agent:
     def on_handshake_failed(self) -> None:
         """Somebody was reached, but no connection came about."""
         self._handshakes.failed()
-
-    def on_asked(self, ask: Ask) -> None:
-        """An operator asks something of this process."""
-        self.orders.asked(ask)
-
-    def on_answered(self, answer: Answer) -> None:
-        """The broker has answered a question of this process."""
-        self.orders.answered(answer)
 
     def _killed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """An operator ends the registration; workers end their process instead."""
