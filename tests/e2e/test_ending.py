@@ -13,7 +13,7 @@ import pytest
 
 from tensorplay.cluster import LocalCluster
 from tensorplay.distributed import rpc
-from tensorplay.errors import ConfigError
+from tensorplay.errors import ConfigError, WorkerLostError
 from tensorplay.protocol.messages import Departure
 from tests.rpc import helpers
 from tests.rpc.rref_helpers import wait_until
@@ -271,6 +271,52 @@ def test_an_exit_without_shutdown_does_not_hang(run: Run, watch: Watch) -> None:
         assert code == cases[name][1], f"{name}: {err}"
         assert time.monotonic() - start < SOON, name
         assert watch.child(name).clean, name
+
+
+def test_an_exit_in_the_middle_of_others_calls_fails_those_and_no_more(
+    run: Run, watch: Watch
+) -> None:
+    child = run("start()\nsys.stdin.readline()\nsys.exit(4)")
+    rpc.wait_for_workers(["child"], PATIENCE)
+    future = rpc.rpc_async("child", helpers.begin_and_wait, ("left alone",), timeout=0)
+    other = rpc.rpc_async("worker0", helpers.begin_and_wait, ("goes on",), timeout=0)
+    assert rpc.rpc_sync("child", helpers.wait_event, ("left alone has begun",))
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+    with pytest.raises(WorkerLostError, match="begin_and_wait.*its process ended"):
+        future.wait(PATIENCE)
+    assert watch.child().clean
+    assert ended(child)[0] == 4
+    begun("goes on")
+    rpc.rpc_sync("worker0", helpers.set_event, ("goes on",))
+    assert other.wait()
+
+
+def test_a_client_that_leaves_frees_its_modules_and_the_worker_says_so(
+    run: Run, watch: Watch
+) -> None:
+    child = run(
+        """
+start()
+import torch
+from tensorplay.distributed.nn import RemoteModule
+kept = [RemoteModule("worker0", torch.nn.Linear, (2, 2)) for _ in range(3)]
+print("made", flush=True)
+time.sleep(60)
+"""
+    )
+    said(child, "made")
+    assert rpc.rpc_sync("worker0", helpers.counts)["rrefs_owned"] == 3
+    rpc.rpc_sync("worker0", helpers.keep_log)
+    child.kill()
+    assert not watch.child().clean
+    wait_until(
+        lambda: rpc.rpc_sync("worker0", helpers.counts)["rrefs_owned"] == 0, "the modules' end"
+    )
+    (line,) = rpc.rpc_sync("worker0", helpers.kept_log)
+    assert "freed 3 objects" in line
+    assert "'child'" in line
 
 
 def test_an_exit_when_the_worker_is_dead(run: Run, cluster: LocalCluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,20 @@ def test_kill_9_fails_the_calls_in_flight_and_no_others(own_cluster: Start) -> N
         rpc.get_worker_info("worker1")
 
 
+def test_the_error_of_a_lost_worker_says_who_where_and_when(own_cluster: Start) -> None:
+    cluster = own_cluster(workers=2)
+    futures = [rpc.rpc_async("worker1", helpers.wait_event, ("never", 60.0)) for _ in range(2)]
+    cluster.kill("worker1")
+    with pytest.raises(WorkerLostError) as caught:
+        futures[0].wait(20)
+    said = re.fullmatch(
+        r"worker 'worker1' \(id 1\) died while running wait_event \(request \d+, "
+        r"2 in flight to it from here\): connection lost, last heard of [\d.]+ s ago",
+        str(caught.value),
+    )
+    assert said, caught.value
+
+
 def test_shutdown_after_a_death_returns_at_once(own_cluster: Start) -> None:
     cluster = own_cluster(workers=2)
     cluster.kill("worker1")
@@ -58,6 +73,48 @@ def test_shutdown_after_a_death_returns_at_once(own_cluster: Start) -> None:
     started = time.monotonic()
     rpc.shutdown()
     assert time.monotonic() - started < 5
+
+
+MEMBER = """
+import sys, time
+from tensorplay.distributed import rpc
+rpc.init_rpc(f"member{sys.argv[2]}", rank=int(sys.argv[2]), world_size=3, broker=sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+began = time.monotonic()
+rpc.shutdown()
+print(time.monotonic() - began)
+"""
+
+
+def test_a_fixed_world_does_not_wait_for_its_dead(own_cluster: Start) -> None:
+    cluster = own_cluster(workers=0)
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, f"{cluster.address}/world", str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        for member in members:
+            assert member.stdout is not None
+            assert member.stdout.readline() == "ready\n"
+        members[1].kill()
+        for member in (members[0], members[2]):
+            assert member.stdin is not None
+            member.stdin.write("\n")
+            member.stdin.flush()
+        for member in (members[0], members[2]):
+            assert member.stdout is not None
+            assert float(member.stdout.read()) < 15
+            assert member.wait(30) == 0
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate()
 
 
 def test_a_worker_that_comes_back_is_a_new_one(own_cluster: Start) -> None:

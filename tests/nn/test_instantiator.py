@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tensorplay.distributed import rpc
 from tensorplay.distributed.nn import interface
 from tensorplay.distributed.nn.api.remote_module import _RemoteModule
 from tensorplay.distributed.nn.jit import instantiator
@@ -40,15 +41,21 @@ class Recorder:
         monkeypatch.setattr(api, "_call_owner", self)
 
     def __call__(
-        self, rref: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> torch.futures.Future[Any]:
+        self,
+        rref: Any,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        first: bool = False,
+    ) -> rpc.Future[Any]:
         self.sent.append((args[2:], kwargs))
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        future: rpc.Future[Any] = rpc.Future()
         future.set_result("result")
         return future
 
 
-TARGET = instantiator.CallTarget(object(), "cpu", False)  # type: ignore[arg-type]
+TARGET = instantiator.CallTarget(object(), "cpu", False, instantiator.FirstCall())  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
@@ -51,6 +52,29 @@ class Waiter:
 
     def wait(self, seconds: float) -> bool:
         return threading.Event().wait(seconds)
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+_kept = _Kept()
+
+
+def keep_log() -> None:
+    """Keeps from now on what this process logs of references."""
+    logger = logging.getLogger("tensorplay.distributed.rpc.rref_context")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_kept)
+
+
+def kept_log() -> list[str]:
+    return _kept.lines
 
 
 class WaitingModule(torch.nn.Module):

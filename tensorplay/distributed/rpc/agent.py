@@ -590,7 +590,7 @@ class Agent:
         self._inbound.drop(peer.incarnation)
         self.shared.drop(peer.incarnation)
         self._callee.peer_left(peer.incarnation)
-        self.rrefs.peer_left(peer.incarnation)
+        self.rrefs.peer_left(peer.incarnation, peer.name)
         self.collectives.peer_left(self.info.name, peer.name)
         for callback in self._departure_callbacks:
             callback(gone)

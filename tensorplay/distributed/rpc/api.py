@@ -15,6 +15,7 @@ from tensorplay.distributed.rpc import collective, current, ending, internal, sc
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.distributed.rpc.constants import (
     DEFAULT_SHUTDOWN_TIMEOUT,
+    FIRST_CALL_FACTOR,
     UNSET_RPC_TIMEOUT,
 )
 from tensorplay.distributed.rpc.future import Future
@@ -136,6 +137,7 @@ def _call_owner(
     kwargs: dict[str, Any] | None = None,
     *,
     hooks: bool = True,
+    first: bool = False,
 ) -> Future[T]:
     """Runs ``func(rref, *args, **kwargs)`` at the owner of an object, never at its successor.
 
@@ -145,15 +147,20 @@ def _call_owner(
         args: Its further positional arguments.
         kwargs: Its keyword arguments.
         hooks: Whether autograd takes notice.
+        first: Whether it may take longer, as much has to be made ready.
 
     Raises:
         OwnerLostError: If the owner is gone.
     """
     owner = rref._live_owner(f"{getattr(func, '__name__', func)}()")
     agent = rref._context.agent
+    timeout = FIRST_CALL_FACTOR * agent.rpc_timeout if first else UNSET_RPC_TIMEOUT
     if rref.is_owner():
-        return _collected(agent.call(owner, func, (rref, *args), kwargs, hooks=hooks))
-    return _collected(agent.call(owner, func, args, kwargs, hooks=hooks, subject=rref))
+        args = (rref, *args)
+        return _collected(agent.call(owner, func, args, kwargs, timeout=timeout, hooks=hooks))
+    return _collected(
+        agent.call(owner, func, args, kwargs, timeout=timeout, hooks=hooks, subject=rref)
+    )
 
 
 def _progress(future: Future[Any]) -> tuple[int, int]:

@@ -8,6 +8,10 @@ from typing import Final
 #: Seconds until an unanswered call raises ``RpcTimeoutError``.
 DEFAULT_RPC_TIMEOUT_SEC: Final = 60.0
 
+#: How many times as long as others the creation of a remote module and the first call of a
+#: handle may take: weights are loaded, kernels compiled.
+FIRST_CALL_FACTOR: Final = 10
+
 #: Stands for "the default time-out of the agent" where a call takes one.
 UNSET_RPC_TIMEOUT: Final = -1.0
 

@@ -12,6 +12,7 @@ that only appends to a deque and wakes the agent, which then sends what ``drain`
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,8 @@ from tensorplay.protocol.refs import Adds, RefCounts, RefToken, Releases, RRefKe
 
 if TYPE_CHECKING:
     from tensorplay.distributed.rpc.rref import RRef
+
+_log = logging.getLogger(__name__)
 
 #: Objects among which the modules are counted for the status.
 _MAX_COUNTED = 1000
@@ -319,16 +322,19 @@ class RRefContext:
             if due:
                 self._wake()
 
-    def peer_left(self, incarnation: int) -> None:
-        """Forgets the counts of a process that is gone."""
+    def peer_left(self, incarnation: int, name: str = "") -> None:
+        """Forgets the counts of a process that is gone; ``name`` is for the log."""
         with self._lock:
-            self._free(self._counts.leave(incarnation))
+            freed = self._counts.leave(incarnation)
+            self._free(freed)
             orphans = [
                 key
                 for key, entry in self._entries.items()
                 if not entry.called and key.creator == incarnation
             ]
             self._free(orphans)
+        if freed:
+            _log.info("freed %d objects that only peer %r, which is gone, used", len(freed), name)
 
     @property
     def due(self) -> bool:

@@ -17,6 +17,7 @@ from tensorplay.distributed.nn.api import _progress
 from tensorplay.distributed.nn.api import _remote_ops as ops
 from tensorplay.distributed.nn.api._shell import ModuleShell
 from tensorplay.distributed.rpc import api
+from tensorplay.distributed.rpc.constants import FIRST_CALL_FACTOR
 
 __all__ = ["RemoteParts", "call_unrecorded"]
 
@@ -267,11 +268,11 @@ def call_unrecorded(
     """Has a worker run a function, unseen by autograd and apart from the caller's grad mode.
 
     For what handles modules as values: a parameter arrives as a parameter, not as the result
-    of a computation.
+    of a computation. Takes as long as a first call may.
     """
     agent = api._get_current_rpc_agent()
-    peer = agent.peer(to)
-    future: rpc.Future[T] = agent.call(peer, function, args, kwargs, hooks=False)
+    peer, timeout = agent.peer(to), FIRST_CALL_FACTOR * agent.rpc_timeout
+    future: rpc.Future[T] = agent.call(peer, function, args, kwargs, timeout=timeout, hooks=False)
     return _progress.wait(future, f"module to {peer.name}")
 
 

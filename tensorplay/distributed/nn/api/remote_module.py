@@ -27,7 +27,7 @@ from tensorplay.distributed.nn.api._recovery import OnLost, Recovery, check_on_l
 from tensorplay.distributed.nn.api._remote_ops import Placement
 from tensorplay.distributed.nn.api._shell import MODULE_TABLES
 from tensorplay.distributed.nn.jit import instantiator
-from tensorplay.distributed.nn.jit.instantiator import CallTarget
+from tensorplay.distributed.nn.jit.instantiator import CallTarget, FirstCall
 from tensorplay.distributed.remote_device import _remote_device
 from tensorplay.distributed.rpc import api
 from tensorplay.distributed.rpc.allow import check_class, wire_safe
@@ -112,8 +112,9 @@ class _RemoteModule(RemoteParts):
     """
 
     # Not in __dict__: it does not travel with the handle.
-    __slots__ = ("_recovery",)
+    __slots__ = ("_first_call", "_recovery")
 
+    _first_call: FirstCall
     _recovery: Recovery | None  # where the module can be made afresh
     on: str | int
     is_device_map_set: bool
@@ -221,6 +222,7 @@ class _RemoteModule(RemoteParts):
                 if self.module_rref._is_lost():  # no other thread was quicker
                     placement = recovery.make(self.module_rref, self.device, self.training)
                     self.module_rref, self._module_type, self.training = placement
+                    self._first_call = FirstCall()
         return self.module_rref
 
     def _own_recovery(self) -> Recovery | None:
@@ -279,7 +281,11 @@ class _RemoteModule(RemoteParts):
 
     def _generated(self, name: str) -> functools.partial[Any]:
         method = next(method for method in self.generated_methods if method.__name__ == name)
-        target = CallTarget(self._live_module(), self.device, self.is_device_map_set)
+        module = self._live_module()
+        first = getattr(self, "_first_call", None)
+        if first is None:
+            first = self._first_call = FirstCall()
+        target = CallTarget(module, self.device, self.is_device_map_set, first)
         return functools.partial(method, target)
 
     def _check_attribute_picklability(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.nn import Module
 
 from tensorplay.distributed import rpc
@@ -28,6 +29,24 @@ __all__ = [
 INTERFACE_MARKER = "__tensorplay_interface__"
 
 
+class FirstCall:
+    """Whether a handle has ever been answered: what comes before may take longer.
+
+    Attributes:
+        answered: Whether it has.
+    """
+
+    __slots__ = ("answered",)
+
+    def __init__(self) -> None:
+        self.answered = False
+
+    def note(self, done: rpc.Future[Any]) -> None:
+        """Takes the future of a call that has ended."""
+        if done._failure is None:
+            self.answered = True
+
+
 @dataclass(frozen=True, slots=True)
 class CallTarget:
     """Where the calls of a handle go.
@@ -39,6 +58,7 @@ class CallTarget:
     module_rref: rpc.RRef[Module]
     device: str
     is_device_map_set: bool
+    first: FirstCall
 
 
 class GeneratedMethods(tuple[Callable[..., Any], ...]):
@@ -74,7 +94,12 @@ class RemoteModuleTemplate:
 def forward_async(self: CallTarget, *args: Any, **kwargs: Any) -> rpc.Future[Any]:
     """Calls the remote module and returns the future of its result."""
     arguments = (self.device, self.is_device_map_set, *args)
-    return api._call_owner(self.module_rref, _remote_forward, arguments, kwargs)
+    if self.first.answered:
+        return api._call_owner(self.module_rref, _remote_forward, arguments, kwargs)
+    future = api._call_owner(self.module_rref, _remote_forward, arguments, kwargs, first=True)
+    # By the base class: the caller's own way to ask for the result stays unused.
+    torch.futures.Future.add_done_callback(future, lambda done: self.first.note(future))
+    return future
 
 
 def forward(self: CallTarget, *args: Any, **kwargs: Any) -> Any:
