@@ -284,7 +284,7 @@ def test_an_exit_in_the_middle_of_others_calls_fails_those_and_no_more(
     assert child.stdin is not None
     child.stdin.write("\n")
     child.stdin.flush()
-    with pytest.raises(WorkerLostError, match="begin_and_wait.*its process ended"):
+    with pytest.raises(WorkerLostError, match=r"begin_and_wait.*its process ended"):
         future.wait(PATIENCE)
     assert watch.child().clean
     assert ended(child)[0] == 4
