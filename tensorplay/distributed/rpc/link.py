@@ -166,6 +166,7 @@ class Link:
         self._reason = ""
         self._closed = threading.Event()
         self._failure: BaseException | None = None
+        self._complained: set[int] = set()  # peers of which a message was dropped
         self._thread = threading.Thread(target=self._run, name="tensorplay-link", daemon=True)
 
     @property
@@ -419,7 +420,10 @@ class Link:
             for kind, id, size, parts in batch.unpack(frames):
                 self._handlers.on_message(Route(kind, route.dst, route.src, id, size), parts)
         except TensorPlayError as error:
-            _log.warning("dropped a message of peer %d: %s", route.src, error)
+            # One line for each peer, or a broken one would fill the disk.
+            level = logging.DEBUG if route.src in self._complained else logging.WARNING
+            self._complained.add(route.src)
+            _log.log(level, "dropped a message of peer %d: %s", route.src, error)
 
     def _enter(self, dst: int, size: int) -> None:
         with self._room:
@@ -431,6 +435,7 @@ class Link:
 
     def _leave_room(self, peer: int) -> None:
         """Forgets what was for a peer with which a new channel begins, if any."""
+        self._complained.discard(peer)
         with self._room:
             self._entered.pop(peer, None)
             self._room.notify_all()
