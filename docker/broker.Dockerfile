@@ -20,10 +20,11 @@ ENV PIP_BUILD_CONSTRAINT=/source/constraints.txt \
 WORKDIR /source
 RUN python3 -m venv /opt/tensorplay
 COPY constraints.txt ./
-# What the broker and the commands that ask it import, in the versions that are tested. The
+# What the broker, its dashboard and the commands that ask it import, as it is tested. The
 # package's own list of dependencies has torch, for the workers. The secret "pip" is a pip.conf.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/tensorplay/bin/python -m pip install --no-compile click msgspec pyzmq rich
+    /opt/tensorplay/bin/python -m pip install --no-compile \
+        click msgspec prometheus-client pyzmq rich starlette uvicorn
 COPY . .
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/tensorplay/bin/python -m pip install --no-compile --no-deps . \
@@ -45,7 +46,7 @@ ENV PATH=/opt/tensorplay/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
-EXPOSE 5555
+EXPOSE 5555 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
     CMD ["python", "-m", "tensorplay.broker", "--check"]
 STOPSIGNAL SIGTERM

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,7 +20,7 @@ NAMES = {"broker": "localhost/tensorplay-broker", "worker": "localhost/tensorpla
 
 
 @pytest.fixture
-def compose(engine: Engine, images: dict[str, str]) -> Iterator[Compose]:
+def compose(engine: Engine, images: dict[str, str], free_port: int) -> Iterator[Compose]:
     """Runs podman-compose; what it has started is gone at the end."""
     if shutil.which("podman-compose") is None:
         pytest.skip("podman-compose is not installed")
@@ -29,7 +31,7 @@ def compose(engine: Engine, images: dict[str, str]) -> Iterator[Compose]:
         return subprocess.run(
             ["podman-compose", "-f", "docker/compose.yaml", *arguments],
             cwd=ROOT,
-            env=engine.environment,
+            env=engine.environment | {"TENSORPLAY_HTTP_PORT": str(free_port)},
             capture_output=True,
             text=True,
             timeout=3 * PATIENCE,
@@ -46,7 +48,16 @@ def logs(engine: Engine, container: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_composed_cluster_trains(compose: Compose, engine: Engine) -> None:
+def metrics(port: int, token: str) -> str:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_the_composed_cluster_trains(compose: Compose, engine: Engine, free_port: int) -> None:
     started = compose("up", "--no-build", "--detach")
     assert started.returncode == 0, started.stderr
     (trainer,) = engine.run("ps", "--all", "--quiet", "--filter", "name=trainer").split()
@@ -59,3 +70,7 @@ def test_the_composed_cluster_trains(compose: Compose, engine: Engine) -> None:
     (broker,) = engine.run("ps", "--quiet", "--filter", "name=broker").split()
     assert engine.attempt("healthcheck", "run", broker).returncode == 0
     assert "insecure" not in logs(engine, broker)
+    token = engine.run("exec", broker, "cat", "/keys/broker/http_token").strip()
+    assert 'tensorplay_peer_up{namespace="default",peer="worker0"}' in metrics(free_port, token)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        metrics(free_port, "guessed")
