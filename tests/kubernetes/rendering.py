@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,10 @@ tensorplay keys new trainer
 tensorplay keys allow worker --name 'worker*'
 tensorplay keys allow trainer --name 'trainer*' --name demo --role call
 """
+TOKEN_COMMAND = (
+    "python3 -c 'import secrets; print(secrets.token_urlsafe())' >"
+    '"$TENSORPLAY_CURVE_DIR/http_token"\n'
+)
 
 
 def kustomize() -> list[str] | None:
@@ -45,6 +50,12 @@ def make_keys(folder: Path) -> None:
             stdout=subprocess.DEVNULL,
             timeout=60,
         )
+    subprocess.run(
+        ["sh", "-c", TOKEN_COMMAND],
+        check=True,
+        env={**os.environ, "TENSORPLAY_CURVE_DIR": str(folder)},
+        timeout=60,
+    )
 
 
 def render(copy: Path, overlay: str) -> list[Document]:

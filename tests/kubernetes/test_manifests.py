@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -116,7 +117,8 @@ def test_a_worker_has_time_to_finish(demo: list[Document]) -> None:
 class Pods:
     """Runs on this machine what the pods would run, with their variables and secrets."""
 
-    def __init__(self, documents: list[Document], folder: Path, address: str) -> None:
+    def __init__(self, documents: list[Document], folder: Path, address: str, http: int) -> None:
+        self.http = http
         self._documents = documents
         self._folder = folder
         self._address = address
@@ -131,6 +133,9 @@ class Pods:
         if "TENSORPLAY_BROKER" in variables:
             assert variables["TENSORPLAY_BROKER"] == "tcp://tensorplay-broker:5555"
             variables["TENSORPLAY_BROKER"] = self._address
+        if "TENSORPLAY_HTTP_TOKEN_FILE" in variables:
+            variables["TENSORPLAY_HTTP"] = f"127.0.0.1:{self.http}"
+            variables["TENSORPLAY_HTTP_TOKEN_FILE"] = str(keys / "http_token")
         common = {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(self._folder)}
         follower = Follower([sys.executable, *command], {**os.environ, **common, **variables})
         self._followers.append(follower)
@@ -143,7 +148,10 @@ class Pods:
 
 @pytest.fixture
 def pods(demo: list[Document], tmp_path: Path, free_port: int) -> Iterator[Pods]:
-    running = Pods(demo, tmp_path, f"tcp://127.0.0.1:{free_port}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        http = int(probe.getsockname()[1])
+    running = Pods(demo, tmp_path, f"tcp://127.0.0.1:{free_port}", http)
     yield running
     running.close()
 
@@ -153,19 +161,19 @@ def pods(demo: list[Document], tmp_path: Path, free_port: int) -> Iterator[Pods]
 def test_the_pods_find_each_other_and_train(
     pods: Pods, demo: list[Document], free_port: int, tmp_path: Path
 ) -> None:
-    address = f"tcp://127.0.0.1:{free_port}"
     broker = ("Deployment", "tensorplay-broker")
-    running = pods.run(*broker, "-m", "tensorplay.broker", "--bind", address)
+    running = pods.run(*broker, "-m", "tensorplay.broker", "--bind", f"tcp://127.0.0.1:{free_port}")
     running.expect("ready")
-    probe: dict[str, Any] = rendering.container(rendering.find(demo, *broker))["livenessProbe"]
-    python, *probed = probe["exec"]["command"]
-    assert python == "python"
-    asked = pods.run(*broker, *probed, "--bind", address)
-    assert asked.end() == 0, asked.output
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        get = rendering.container(rendering.find(demo, *broker))[probe]["httpGet"]
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{pods.http}{get['path']}", timeout=20
+        ) as answer:
+            assert answer.status == 200
     for ordinal in range(2):
         pods.run("StatefulSet", "tensorplay-worker", "-m", "tensorplay.worker", ordinal=ordinal)
     job = ("Job", "tensorplay-demo")
-    python, *command = rendering.container(rendering.find(demo, *job))["command"]
+    _, *command = rendering.container(rendering.find(demo, *job))["command"]
     command[command.index("/tmp/demo-loss.png")] = str(tmp_path / "demo-loss.png")
     trainer = pods.run(*job, *command, "--epochs", "1")
     assert trainer.end() == 0, trainer.output
