@@ -167,7 +167,7 @@ class Agent:
             name, address.namespace, self.incarnation, role, rank, world_size or 0, device
         )
         self._handshakes = Handshakes(str(address), options.keys(name))
-        self._link = Link(address, hello, self, options.window_bytes, self._handshakes.keys)
+        self._link = Link(address, hello, self, options.window_bytes, self._handshakes)
         self._inbound = Inbound(payload.allocate, self._link.consumed, options.window_bytes)
         self._max_bytes: int | None = None
 
@@ -187,8 +187,7 @@ class Agent:
             raise BrokerError(
                 f"no answer from a broker at {self.address} ({', '.join(self.address.resolve())}) "
                 f"within {self.options.connect_timeout} s; is `python -m tensorplay.broker` "
-                "running there, and is the address reachable from this host?"
-                f"{self._handshakes.why()}"
+                f"running there, is the address reachable from this host?{self._handshakes.why()}"
             )
         if self.failure is not None:
             self.abandon()
@@ -492,10 +491,6 @@ class Agent:
         if peer is not None:
             reason = "it had given up this process, which was out of its reach"
             self._lose(Departure(peer, clean=False, reason=reason))
-
-    def on_handshake_failed(self) -> None:
-        """Somebody was reached, but no connection came about."""
-        self._handshakes.failed()
 
     def _killed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """An operator ends the registration; workers end their process instead."""

@@ -28,8 +28,8 @@ import zmq
 from tensorplay.distributed.rpc import tracing
 from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.dealer import Change, Dealer, Frame
+from tensorplay.distributed.rpc.handshakes import Handshakes
 from tensorplay.errors import ProtocolError, TensorPlayError
-from tensorplay.keys import PeerKeys
 from tensorplay.protocol import batch, wire
 from tensorplay.protocol.messages import (
     PROTOCOL_VERSION,
@@ -95,9 +95,6 @@ class Handlers(Protocol):
     def on_broker_lost(self, silent_for: float) -> None:
         """The broker is silent; the link keeps trying."""
 
-    def on_handshake_failed(self) -> None:
-        """Somebody was reached, but no connection came about; the link keeps trying."""
-
     def on_message(self, route: Route, frames: Sequence[Frame]) -> None:
         """A REQUEST, REPLY, CHUNK or CANCEL came in; ``frames`` are those behind the route."""
 
@@ -125,7 +122,7 @@ class Link:
         hello: The registration to ask for.
         handlers: The owner.
         window: Bytes under way to one peer before it has consumed them.
-        keys: The keys to use, or None.
+        handshakes: Has the keys to use, and hears of handshakes that fail.
     """
 
     def __init__(
@@ -134,11 +131,11 @@ class Link:
         hello: Hello,
         handlers: Handlers,
         window: int,
-        keys: PeerKeys | None = None,
+        handshakes: Handshakes,
     ) -> None:
         self._address = address
         self._handlers = handlers
-        self._keys = keys
+        self._handshakes = handshakes
         self._session = PeerSession(hello)
         self._outbox = Outbox(hello.incarnation, window)
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -523,7 +520,7 @@ class Link:
                 refused = Refused(PROTOCOL_VERSION, "key", f"the broker at {self._address} {_NO}")
                 self._do(self._session.receive(refused, time.monotonic()))
             elif change in (Change.FAILED, Change.UNLIKE):
-                self._handlers.on_handshake_failed()
+                self._handshakes.failed()  # keeps trying
                 if change is Change.UNLIKE:
                     self._connect_again_at = time.monotonic() + _AGAIN_SECONDS
 
@@ -547,7 +544,7 @@ class Link:
             self._address,
             session.heartbeat_interval,
             session.heartbeat_timeout,
-            self._keys,
+            self._handshakes.keys,
         )
         self._poller = select.poll()
         for descriptor in (*self._dealer.descriptors(), self._wake_out):
