@@ -115,6 +115,15 @@ def test_who_waits_for_a_slow_peer_ends_by_the_deadline(own_cluster: Start) -> N
     assert rpc.rpc_sync("worker0", helpers.fill_and_sum, (tensor,)) == PIECE / 4
 
 
+def test_a_stopped_worker_is_kept_for_as_long_as_the_broker_is_told(own_cluster: Start) -> None:
+    cluster = own_cluster(workers=1, broker_options=PATIENT)
+    with stopped(cluster, "worker0"):
+        future = rpc.rpc_async("worker0", helpers.who)
+        with pytest.raises(TimeoutError):
+            future.wait(6.5)  # more than the default
+    assert future.wait(20) == "worker0"
+
+
 def test_who_waits_for_a_slow_peer_is_told_of_its_death(own_cluster: Start) -> None:
     cluster = own_cluster(workers=1, broker_options=PATIENT)
     cluster.kill("worker0", signal.SIGSTOP)

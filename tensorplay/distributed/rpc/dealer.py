@@ -76,7 +76,7 @@ class Dealer:
             # is alive, one that was stopped is not.
             zmq.HEARTBEAT_IVL: int(heartbeat * 1000),
             zmq.HEARTBEAT_TIMEOUT: int(silence * 1000),
-            zmq.HEARTBEAT_TTL: int(silence * 1000),
+            # And no time to live, which would overrule how patient the broker is.
             # Middle boxes forget idle connections.
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: 60,
