@@ -39,6 +39,22 @@ def test_only_its_user_may_open_it_and_it_keeps_its_size() -> None:
     os.close(fd)
 
 
+def test_a_mapping_holds_no_descriptor() -> None:
+    fd, _ = files.create(ME, 3, SIZE)
+    before = len(slab_descriptors())
+    other = files.open_slab(os.getpid(), fd, ME, 3, SIZE)
+    assert len(slab_descriptors()) == before
+    assert len(other) == SIZE
+    os.close(fd)
+
+
+def test_what_is_too_short_to_be_a_slab_is_refused() -> None:
+    fd = os.memfd_create(f"tensorplay-{ME:x}-3", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with pytest.raises(ProtocolError, match="0 bytes"):
+        files.open_slab(os.getpid(), fd, ME, 3, 0)
+    os.close(fd)
+
+
 def test_another_process_maps_it() -> None:
     fd, memory = files.create(ME, 5, SIZE)
     memory[SIZE - 1] = 42

@@ -17,6 +17,9 @@ import mmap
 import os
 import stat
 
+import torch
+
+from tensorplay.distributed.rpc import memory
 from tensorplay.errors import ProtocolError
 
 #: Bytes of the header.
@@ -58,8 +61,8 @@ def create(owner: int, number: int, size: int) -> tuple[int, mmap.mmap]:
         raise
 
 
-def open_slab(pid: int, fd: int, owner: int, number: int, size: int) -> mmap.mmap:
-    """Maps a slab of another process of this host and user.
+def open_slab(pid: int, fd: int, owner: int, number: int, size: int) -> memoryview:
+    """Maps a slab of another process of this host and user; no descriptor is kept for it.
 
     Args:
         pid: Process id of its owner.
@@ -83,9 +86,20 @@ def open_slab(pid: int, fd: int, owner: int, number: int, size: int) -> mmap.mma
     try:
         if not fcntl.fcntl(mapped, _F_GET_SEALS) & _F_SEAL_SHRINK:
             raise ProtocolError(f"slab {number} of peer {owner} could shrink: it is not sealed")
-        return mmap.mmap(mapped, size, mmap.MAP_SHARED | _MAP_POPULATE)
+        return _map(mapped, size)
     finally:
         os.close(mapped)
+
+
+def _map(fd: int, size: int) -> memoryview:
+    """Maps a file; unlike the standard library's, the mapping holds no descriptor."""
+    try:
+        storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, size)
+    except RuntimeError as error:
+        raise OSError(f"it cannot be mapped: {error}") from None
+    array = memory.array(storage.data_ptr(), size)
+    array._owner = storage  # the view keeps the array, the array the mapping
+    return memoryview(array).cast("B")
 
 
 def _check(found: os.stat_result, link: str, name: str, size: int) -> None:
@@ -95,7 +109,7 @@ def _check(found: os.stat_result, link: str, name: str, size: int) -> None:
         raise ProtocolError(
             f"the slab {name!r} belongs to user {found.st_uid}, this process to {os.geteuid()}"
         )
-    if found.st_size != size:
+    if found.st_size != size or size < HEADER_BYTES:
         raise ProtocolError(f"the slab {name!r} has {found.st_size} bytes instead of {size}")
 
 

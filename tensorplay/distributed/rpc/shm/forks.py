@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections import deque
 from contextlib import suppress
-from mmap import mmap
 
 #: What stands for a child of which nobody can tell whether it lives: no pipe could be had.
 _UNKNOWN = -1
@@ -32,7 +31,7 @@ class Forks:
         self._living: dict[int, int] = {}  # by number: the reading end
         self._numbers = itertools.count()
         self._held: set[int] = set()  # leases
-        self._waiting: deque[tuple[mmap, int, int]] = deque()
+        self._waiting: deque[tuple[memoryview, int, int]] = deque()
         self._pipe = threading.local()
 
     def watch(self) -> None:
@@ -41,7 +40,7 @@ class Forks:
             before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
         )
 
-    def hold(self, buffer: object, memory: mmap, lease: int) -> None:
+    def hold(self, buffer: object, memory: memoryview, lease: int) -> None:
         """Has a block returned when a buffer is gone, and no child can read it any more.
 
         Args:
@@ -68,7 +67,7 @@ class Forks:
             else:
                 self._waiting.append((memory, lease, since))
 
-    def _gone(self, number: int, memory: mmap, lease: int, since: int) -> None:
+    def _gone(self, number: int, memory: memoryview, lease: int, since: int) -> None:
         # Runs anywhere: takes no lock.
         self._held.discard(number)
         if since < self._born:  # it is the parent's

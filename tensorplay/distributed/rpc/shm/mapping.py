@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from mmap import mmap
 from typing import Any, TypeVar
 
 from tensorplay.distributed.rpc.shm import files
@@ -44,7 +43,7 @@ class Mappings:
     """The slabs of others that this process has mapped."""
 
     def __init__(self) -> None:
-        self._slabs: dict[tuple[int, int], mmap] = {}
+        self._slabs: dict[tuple[int, int], memoryview] = {}
 
     def __len__(self) -> int:
         return len(self._slabs)
@@ -98,7 +97,8 @@ class Mappings:
         forks.settle()
         for key, memory in list(self._slabs.items()):
             # While a block is leased, a message that names it may be under way.
-            if memory[files.RETIRED] and memory.find(b"\1", files.LEASES, files.HEADER_BYTES) < 0:
+            leases = bytes(memory[files.LEASES : files.HEADER_BYTES])
+            if memory[files.RETIRED] and b"\1" not in leases:
                 del self._slabs[key]
 
     def _buffer(self, src: PeerInfo, block: Block) -> memoryview:

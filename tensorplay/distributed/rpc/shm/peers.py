@@ -96,7 +96,7 @@ class SharedMemory:
             memory = files.open_slab(src.pid, slab.fd, src.incarnation, 0, files.HEADER_BYTES)
         except (OSError, ProtocolError) as error:
             return msgspec.msgpack.encode(Answer(reason=str(error)))
-        return msgspec.msgpack.encode(Answer(memory[files.LEASES :][:_NONCE_BYTES]))
+        return msgspec.msgpack.encode(Answer(bytes(memory[files.LEASES :][:_NONCE_BYTES])))
 
     def drop(self, peer: int) -> None:
         """Forgets a peer that is gone; its tensors in this process stay valid."""

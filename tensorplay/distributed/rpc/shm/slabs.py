@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import resource
 import threading
 import time
 from collections import defaultdict
@@ -33,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 #: Slabs of blocks smaller than this have several.
 SLAB_BYTES = 4 << 20
-#: A process has at most this many slabs: each takes two descriptors here and one there.
-MOST_SLABS = 256
+#: A process has at most this many slabs, which take two descriptors each of those it may have.
+MOST_SLABS = max(16, min(256, resource.getrlimit(resource.RLIMIT_NOFILE)[0] % (1 << 20) // 16))
 #: Seconds after which an idle slab is given up.
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 30.0
 #: Seconds after which a block that is still held is taken for one that will be.
 HELD_SECONDS = 5.0
 
