@@ -587,3 +587,83 @@ def test_what_is_not_there_cannot_be_allowed(entry: str) -> None:
 def test_without_a_guard_everything_is_loaded() -> None:
     pickled = pickler.dumps(os.getpid)
     assert pickler.loads(pickled.head, ()) is os.getpid
+
+
+#: What of the library a pickle may call to build an object, and what a request may call. Whoever
+#: adds to these has read what ``wire_safe`` says.
+BUILDS = [
+    "GroupInfo",
+    "LoadReport",
+    "ParamInfo",
+    "Placement",
+    "RRef._deserialize",
+    "RemoteModule",
+    "ShardInfo",
+    "WorkerInfo",
+    "_RemoteModule",
+    "_as_subclass",
+    "_bound",
+    "_class_method",
+    "_generated_methods",
+    "_native",
+    "_remote_module_receiver",
+    "_set_attributes",
+    "_unflatten",
+]
+CALLS = [
+    "_backward",
+    "_clip",
+    "_compile",
+    "_create_module",
+    "_describe_module",
+    "_drop",
+    "_fail",
+    "_finish",
+    "_gather",
+    "_get_extra_state",
+    "_get_grads",
+    "_get_submodule",
+    "_get_tensor",
+    "_get_type",
+    "_load_state",
+    "_norms",
+    "_param_rrefs",
+    "_place_module",
+    "_register_module",
+    "_release_context",
+    "_remote_forward",
+    "_require",
+    "_restore_module",
+    "_run_backward",
+    "_save_state",
+    "_scale",
+    "_set_extra_state",
+    "_set_grads",
+    "_set_submodule",
+    "_set_training",
+    "_take",
+    "_take_there",
+    "_to_empty",
+    "_unscale",
+    "_values",
+    "_write",
+    "_zero",
+    "add_group",
+    "create_remotely",
+    "load",
+    "remove_last_group",
+    "state",
+    "step",
+    "zero_grad",
+]
+
+
+def test_what_of_the_library_may_be_named_is_written_down() -> None:
+    import tensorplay.distributed.nn
+    import tensorplay.distributed.optim  # noqa: F401
+
+    assert sorted(key[1] for key, safe in allow._safe.items() if safe.builds) == BUILDS
+    assert sorted(key[1] for key, safe in allow._safe.items() if safe.calls) == CALLS
+    for (module, qualname), safe in allow._safe.items():
+        assert module.startswith("tensorplay.")
+        assert (safe.obj.__module__, safe.obj.__qualname__) == (module, qualname)

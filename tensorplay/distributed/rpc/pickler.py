@@ -291,7 +291,6 @@ def is_importable(function: types.FunctionType) -> bool:
     )
 
 
-@allow.wire_safe(builds=True, calls=False)
 def _code(code: types.CodeType) -> tuple[Any, ...]:
     """Reduces code with the name of its file, by which a traceback finds the lines.
 
@@ -302,6 +301,7 @@ def _code(code: types.CodeType) -> tuple[Any, ...]:
     return make, tuple(code.co_filename if part == _NO_FILE else part for part in parts)
 
 
+@allow.wire_safe(builds=True, calls=False)
 def _native(name: str) -> Any:
     return allow.torch_function(name)
 
