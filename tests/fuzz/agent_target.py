@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from tensorplay.address import BrokerAddress
 from tensorplay.distributed.autograd import wire as autograd_wire
 from tensorplay.distributed.rpc import current, payload, plain, remote_exception
-from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.distributed.rpc.options import BrokerRpcBackendOptions
 from tensorplay.errors import TensorPlayError

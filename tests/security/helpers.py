@@ -11,9 +11,9 @@ from typing import Any
 import zmq
 
 from tensorplay import keys
+from tensorplay.address import BrokerAddress
 from tensorplay.broker import Broker
 from tensorplay.distributed import rpc
-from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.agent import Agent
 from tensorplay.protocol.messages import Role
 from tests.broker.helpers import RawPeer

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from tensorplay.address import BrokerAddress
 from tensorplay.distributed.rpc import about, current, hooks, payload, recycling, tracing
-from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.callee import Callee
 from tensorplay.distributed.rpc.caller import Caller
 from tensorplay.distributed.rpc.collective import Collectives

@@ -11,7 +11,7 @@ from enum import Enum
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from tensorplay.distributed.rpc.address import BrokerAddress
+from tensorplay.address import BrokerAddress
 from tensorplay.keys import PeerKeys, secure
 from tensorplay.protocol.messages import CHUNK_BYTES
 

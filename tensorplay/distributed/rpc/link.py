@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 import zmq
 
+from tensorplay.address import BrokerAddress
 from tensorplay.distributed.rpc import tracing
-from tensorplay.distributed.rpc.address import BrokerAddress
 from tensorplay.distributed.rpc.dealer import Change, Dealer, Frame
 from tensorplay.distributed.rpc.handshakes import Handshakes
 from tensorplay.errors import ProtocolError, TensorPlayError

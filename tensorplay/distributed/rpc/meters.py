@@ -21,6 +21,8 @@ import torch
 _FIRST = -20
 _STEPS = 4
 _BUCKETS = 32 * _STEPS
+#: A mantissa, 0.5 to 1, times 8 is 4 to 8.
+_SHIFT = -_FIRST * _STEPS - 4
 #: Heartbeats over which percentiles are taken.
 _WINDOW = 10
 #: Upper bounds, in seconds, of the few buckets that are told to the broker.
@@ -43,8 +45,12 @@ class Histogram:
     def add(self, seconds: float) -> None:
         """Counts a duration."""
         mantissa, exponent = frexp(seconds)
-        index = (exponent - _FIRST) * _STEPS + int(mantissa * 8) - 4
-        self._counts[0 if index < 0 else min(index, _BUCKETS - 1)] += 1
+        index = exponent * _STEPS + int(mantissa * 8) + _SHIFT
+        if index < 0:
+            index = 0
+        elif index >= _BUCKETS:
+            index = _BUCKETS - 1
+        self._counts[index] += 1
         self.total += seconds
 
     @property
@@ -136,7 +142,7 @@ class Meters:
 
 def _index(seconds: float) -> int:
     mantissa, exponent = frexp(seconds)
-    return (exponent - _FIRST) * _STEPS + int(mantissa * 8) - 4
+    return exponent * _STEPS + int(mantissa * 8) + _SHIFT
 
 
 def _quantile(counts: list[int], quantile: float) -> float:

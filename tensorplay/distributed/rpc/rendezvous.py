@@ -8,7 +8,7 @@ import sys
 import threading
 from datetime import timedelta
 
-from tensorplay.distributed.rpc.address import BrokerAddress
+from tensorplay.address import BrokerAddress
 from tensorplay.errors import BrokerError, ConfigError
 
 #: Environment variable with the broker's address.
