@@ -122,6 +122,7 @@ def test_with_a_caller_that_was_stopped(own_cluster: Start) -> None:
         assert client.stdout.readline() == "RpcTimeoutError\n"
         assert time.monotonic() - resumed < SLACK
         assert client.wait(30) == 0
+    cluster.kill("worker0")  # what it still runs would keep it
 
 
 def test_a_program_that_ends_fails_the_calls_to_it(own_cluster: Start) -> None:
@@ -149,6 +150,7 @@ def test_a_program_that_ends_does_not_wait_for_its_calls(own_cluster: Start) -> 
         assert process.wait(30) == 0
     assert time.monotonic() - start < 25.0  # its imports are most of it
     assert rpc.rpc_sync("worker0", helpers.who) == "worker0"
+    cluster.kill("worker0")
 
 
 def test_a_large_tensor_on_a_slow_link_is_not_taken_for_silence(own_cluster: Start) -> None:
@@ -172,7 +174,7 @@ def test_a_large_tensor_on_a_slow_link_is_not_taken_for_silence(own_cluster: Sta
 def test_after_an_error_of_the_librarys_own(
     own_cluster: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_cluster(workers=1)
+    cluster = own_cluster(workers=1)
     future = rpc.rpc_async("worker0", helpers.wait_event, ("never", 60.0), timeout=0)
     rpc.rpc_sync("worker0", helpers.who)
     agent = rpc._get_current_rpc_agent()
@@ -186,3 +188,4 @@ def test_after_an_error_of_the_librarys_own(
         future.wait(20)
     with pytest.raises(BrokerError, match="init_rpc"):  # nor does a later call hang
         rpc.rpc_sync("worker0", helpers.who, timeout=0)
+    cluster.kill("worker0")
