@@ -12,6 +12,8 @@ from tensorplay.protocol.messages import FIRST_RANKLESS_ID, Departure, PeerInfo
 _DEPARTED = 64
 #: Refusals that an incomplete world remembers, so that late members learn of them.
 _REFUSALS = 8
+#: Empty namespaces that are remembered, as members of their worlds may still come.
+_FAILED = 64
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class Namespace:
     by_incarnation: dict[int, Peer] = field(default_factory=dict)
     departed: dict[int, Departure] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
+    tried: set[int] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self.by_incarnation.values())
@@ -101,15 +104,24 @@ class Namespace:
         size = self.world_size
         return any(rank not in self.by_id for rank in range(size))
 
-    def refuse(self, text: str) -> None:
+    def refuse(self, rank: int, text: str) -> None:
         """Keeps why a member was refused, for those of its world that come later."""
-        if self.world_is_waiting() and len(self.refusals) < _REFUSALS:
-            self.refusals.append(text)
+        if self.refusals or self.world_is_waiting():
+            self.tried.add(rank)
+            if len(self.refusals) < _REFUSALS:
+                self.refusals.append(text)
 
-    def forget_refusals(self) -> None:
-        """Lets go of the refusals if no member waits any more."""
-        if not self.world_is_waiting():
-            self.refusals.clear()
+    def enter_world(self, peer: Peer) -> list[str]:
+        """Notes a member of the fixed world; returns whom of it the broker has refused.
+
+        Those who were told so may have left before the last have come.  The world was begun
+        anew when a rank comes again of which nobody is left.
+        """
+        alone = all(other is peer or not other.world_size for other in self)
+        if not self.world_is_waiting() or (alone and peer.info.id in self.tried):
+            self.refusals, self.tried = [], set()
+        self.tried.add(peer.info.id)
+        return self.refusals
 
     def free_rank(self) -> int:
         """Returns the lowest rank that nobody has or will claim as a world's member."""
@@ -137,6 +149,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.namespaces: dict[str, Namespace] = {}
+        self._failed: dict[str, Namespace] = {}
         self.by_identity: dict[bytes, Peer] = {}
         self.away: set[Peer] = set()
 
@@ -145,12 +158,13 @@ class Registry:
 
     def namespace(self, name: str) -> Namespace:
         """Returns the namespace of that name; one without peers is not kept."""
-        return self.namespaces.get(name) or Namespace(name)
+        return self.namespaces.get(name) or self._failed.get(name) or Namespace(name)
 
     def add(self, peer: Peer) -> None:
         """Enters a peer whose name, id, incarnation and connection nobody has."""
         namespace = peer.namespace
         self.namespaces[namespace.name] = namespace
+        self._failed.pop(namespace.name, None)
         namespace.by_name[peer.info.name] = peer
         namespace.by_id[peer.info.id] = peer
         namespace.by_incarnation[peer.info.incarnation] = peer
@@ -167,6 +181,10 @@ class Registry:
         self._disconnect(peer)
         if not namespace.by_incarnation:
             del self.namespaces[namespace.name]
+            if namespace.refusals:
+                self._failed[namespace.name] = namespace
+                if len(self._failed) > _FAILED:
+                    del self._failed[next(iter(self._failed))]
 
     def move(self, peer: Peer, identity: bytes) -> None:
         """Notes that a peer is reached by another connection now."""

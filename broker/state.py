@@ -373,11 +373,11 @@ class BrokerState:
         self.counters["joined"] += 1
         self._note(now, "joined", peer, f"joined from {info.host or '?'}, pid {info.pid}")
         _log.info("peer %s joined namespace %r", peer, namespace.name)
-        namespace.forget_refusals()
-        late = [identity] if hello.world_size and namespace.refusals else []
+        refusals = namespace.enter_world(peer) if hello.world_size else []
+        late = [identity] if refusals else []
         return [
             self._welcome(peer, hello),
-            *_send_all(late, Roster(refused=namespace.refusals)),
+            *_send_all(late, Roster(refused=refusals)),
             *_send_all(others, Roster(joined=[info])),
         ]
 
@@ -409,7 +409,7 @@ class BrokerState:
         waiting = []
         if hello.world_size:
             namespace = self.registry.namespace(hello.namespace)
-            namespace.refuse(refusal.text)
+            namespace.refuse(hello.rank, refusal.text)
             waiting = [
                 peer.identity for peer in namespace if peer.world_size and peer.identity is not None
             ]
@@ -516,7 +516,6 @@ class BrokerState:
             self._waiting.pop(peer.identity, None)
         self.registry.remove(peer)
         peer.namespace.remember(departure)
-        peer.namespace.forget_refusals()
         return [
             *_send_all(_reachable(peer.namespace), Roster(left=[departure])),
             *self.operators.lost(peer, departure.reason),

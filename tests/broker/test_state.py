@@ -344,14 +344,30 @@ def test_refusals_are_forgotten_when_the_world_is_complete(driver: Driver) -> No
     assert len(driver.send("c", hello("w1", 4, rank=1, world_size=2)).to("c")) == 1
 
 
-def test_refusals_are_forgotten_with_the_last_member_of_the_world(driver: Driver) -> None:
+def test_a_late_member_is_told_though_those_before_have_left(driver: Driver) -> None:
     driver.join("e", "elastic", 1, role=Role.CLIENT)
     driver.join("a", "w0", 2, rank=0, world_size=3)
     for attempt in range(20):
-        driver.refuse("b", hello("w0", 3 + attempt, rank=1, world_size=3))
-    assert 0 < len(driver.state.registry.namespace("default").refusals) < 20
+        refused = driver.refuse("b", hello("w0", 3 + attempt, rank=1, world_size=3))
     driver.send("a", Goodbye())
-    assert len(driver.send("a", hello("w0", 50, rank=0, world_size=3)).to("a")) == 1
+    driver.send("e", Goodbye())
+    late = driver.send("c", hello("w2", 50, rank=2, world_size=3)).to("c")
+    assert refused.text in late[1].refused
+    assert len(late[1].refused) < 20
+    driver.send("c", Goodbye())
+    # Whoever comes a second time begins the world anew.
+    assert len(driver.send("a", hello("w0", 60, rank=0, world_size=3)).to("a")) == 1
+    assert len(driver.send("b", hello("w1", 61, rank=1, world_size=3)).to("b")) == 1
+    assert len(driver.send("c", hello("w2", 62, rank=2, world_size=3)).to("c")) == 1
+
+
+def test_worlds_that_failed_are_not_remembered_without_bound(driver: Driver) -> None:
+    for number in range(200):
+        place = f"n{number}"
+        driver.join("a", "w0", 2, rank=0, world_size=3, namespace=place)
+        driver.refuse("b", hello("w0", 3, rank=1, world_size=3, namespace=place))
+        driver.send("a", Goodbye())
+    assert len(driver.state.registry._failed) < 100
 
 
 def test_another_protocol_version_is_refused_with_both(driver: Driver) -> None:
