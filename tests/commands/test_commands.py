@@ -152,7 +152,7 @@ def test_status_as_json_is_all_there_is(worked: None, run: Callable[..., Result]
     def complete() -> bool:
         _, client, worker = told()
         counts = client["stats"]["calls_made"], worker["stats"]["calls_served"]
-        return min(counts) >= 20 and client["rates"]["calls_made"] > 0
+        return bool(min(counts) >= 20 and client["rates"]["calls_made"] > 0)
 
     def works_until_complete() -> bool:
         call("speak", "working")  # a rate is one of the last few seconds
