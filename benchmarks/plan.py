@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.systems.base import Shape
 
@@ -64,6 +64,7 @@ class Measurement:
         clients: How many clients do it at once; their rates are added up.
         background: What another client does meanwhile.
         scale: Times the seconds that a task usually has.
+        only_in: The repeat in which it is made, if not in each.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Measurement:
     clients: int = 1
     background: Background | None = None
     scale: float = 1.0
+    only_in: Literal["", "first", "last"] = ""
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,12 @@ def _sizes(limits: Limits) -> dict[str, int]:
 def _pair(limits: Limits) -> Stage:
     """One client and one worker."""
     calls = (
-        Measurement("memory after the start", "memory", systems=("tensorplay", "torch")),
+        Measurement(
+            "memory after the start",
+            "memory",
+            systems=("tensorplay", "frames", "torch"),
+            only_in="first",
+        ),
         Measurement("empty call", "latency", systems=("tensorplay", "torch", "ray", "relay")),
         Measurement(
             "RemoteModule forward",
@@ -199,7 +206,12 @@ def _pair(limits: Limits) -> Stage:
         for name, nbytes in _sizes(limits).items()
     )
     ends = (
-        Measurement("memory after all of it", "memory", systems=("tensorplay", "frames", "torch")),
+        Measurement(
+            "memory after all of it",
+            "memory",
+            systems=("tensorplay", "frames", "torch"),
+            only_in="last",
+        ),
     )
     groups = {
         "tensorplay": GroupPlan("tensorplay"),

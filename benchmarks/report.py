@@ -161,7 +161,7 @@ def with_unit(value: float, unit: str) -> str:
                 return f"{value * factor:.3g} {name}"
         return f"{value * 1e6:.3g} us"
     if unit == "B/s":
-        return f"{value / 1e9:.3g} GB/s"
+        return f"{value / 1e9:.3g} GB/s" if value >= 1e8 else f"{value / 1e6:.3g} MB/s"
     if unit == "B":
         return f"{value / (1 << 20):,.1f} MiB"
     if unit == "calls/s":

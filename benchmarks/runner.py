@@ -142,6 +142,8 @@ class _StageRunner:
         for repeat in range(self._settings.repeats):
             self._progress(f"{self._stage.name}: repeat {repeat + 1} of {self._settings.repeats}")
             for measurement in self._stage.measurements:
+                if not self._is_due(measurement, repeat):
+                    continue
                 systems = _systems(self._stage, measurement)
                 turn = repeat % len(systems)
                 for name in systems[turn:] + systems[:turn]:
@@ -149,6 +151,10 @@ class _StageRunner:
                         self._results.missing
                     ):
                         self._measure(measurement, name)
+
+    def _is_due(self, measurement: Measurement, repeat: int) -> bool:
+        only = {"": repeat, "first": 0, "last": self._settings.repeats - 1}
+        return only[measurement.only_in] == repeat
 
     def _measure(self, measurement: Measurement, name: str) -> None:
         group = self._groups[name]

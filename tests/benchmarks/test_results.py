@@ -114,6 +114,7 @@ def test_no_picture_of_nothing(tmp_path: Path) -> None:
         (2.5e-3, "s", "2.5 ms"),
         (4e-6, "s/call", "4 us"),
         (1.25e9, "B/s", "1.25 GB/s"),
+        (5e6, "B/s", "5 MB/s"),
         (3 << 20, "B", "3.0 MiB"),
         (216_000, "calls/s", "216,000 /s"),
         (0.0123, "cores", "1.23% of a core"),
