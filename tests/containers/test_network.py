@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.engine import Cluster
+from tests.following import PATIENCE
 
 StartCluster = Callable[..., Cluster]
 
@@ -18,9 +19,10 @@ HERE = Path(__file__).parent
 def test_training_goes_on_when_a_worker_dies_and_the_broker_restarts(
     start_cluster: StartCluster, in_the_middle: bool
 ) -> None:
-    cluster = start_cluster()
+    cluster = start_cluster("--internal")
     cluster.worker("worker0")  # comes before the broker, and waits for it
-    cluster.broker()
+    # podman's name server may not answer for half a minute while a container restarts.
+    cluster.broker("--env=TENSORPLAY_HEARTBEAT_TIMEOUT=30")
     cluster.worker("worker1")
     options = ["--in-the-middle"] if in_the_middle else []
     trainer = cluster.run_python("trainer", HERE / "trainer.py", "tcp://broker:5555", *options)
@@ -35,7 +37,7 @@ def test_training_goes_on_when_a_worker_dies_and_the_broker_restarts(
     cluster.engine.run("restart", "--time", "5", cluster.full("broker"))
     cluster.wait_well()
     trainer.send("it is restarted")
-    trainer.expect("trained to the end")
+    trainer.expect("trained to the end", 3 * PATIENCE)
     assert trainer.end() == 0
     assert cluster.logs("broker").count("tensorplay broker ready") == 2
 

@@ -56,7 +56,8 @@ def wait_until_answered(worker: str) -> None:
 
 
 def main(broker: str, *, in_the_middle: bool) -> None:
-    rpc.init_rpc("trainer", broker=broker)
+    options = rpc.BrokerRpcBackendOptions(rpc_timeout=150.0)
+    rpc.init_rpc("trainer", broker=broker, rpc_backend_options=options)
     rpc.wait_for_workers(WORKERS, timeout=60)
     gone = incarnation("worker0")
     train(40)
