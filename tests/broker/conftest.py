@@ -13,7 +13,7 @@ from tensorplay.broker import Broker, BrokerConfig
 from tests.broker.helpers import Connect, Dial, RawPeer
 
 #: Short enough to see a peer die, long enough for a loaded machine.
-INTERVAL, TIMEOUT, GRACE = 0.2, 1.0, 0.2
+INTERVAL, TIMEOUT, GRACE = 0.2, 2.0, 0.2
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
         NotImplemented,
         sys,
     ],
-    ids=str,
+    ids=lambda thing: getattr(thing, "__qualname__", None) or str(thing),
 )
 def test_what_can_be_imported_goes_by_reference(thing: Any) -> None:
     assert travel(thing) is thing
