@@ -146,7 +146,8 @@ def test_thousands_of_large_transfers_do_not_add_up(own_cluster: Start) -> None:
     for _ in range(2000):
         sync(helpers.echo, sent)
     for stats, earlier in zip([helpers.stats(), sync(helpers.stats)], before, strict=True):
-        assert stats["slab_bytes"] <= earlier["slab_bytes"] * 2
+        # A thread that is late to let go of its tensors has a further slab made, no more.
+        assert stats["slab_bytes"] <= earlier["slab_bytes"] + 4 * sent.nbytes
         assert stats["slab_leases"] <= 2
     assert sync(resident) < memory + (64 << 20)
 
