@@ -25,7 +25,6 @@ class Change(Enum):
     """What has become of the connection."""
 
     CONNECTED = "connected"
-    DISCONNECTED = "disconnected"
     FAILED = "the other side ended the connection in the handshake"
     UNLIKE = "the other side speaks, or asks for, something else; ZeroMQ does not try again"
     KEY_REFUSED = "the broker refused this peer's key; ZeroMQ does not try again"
@@ -33,7 +32,6 @@ class Change(Enum):
 
 _CHANGES = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: Change.CONNECTED,
-    zmq.EVENT_DISCONNECTED: Change.DISCONNECTED,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Change.FAILED,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Change.UNLIKE,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: Change.KEY_REFUSED,
@@ -98,15 +96,11 @@ class Dealer:
 
     def readable(self) -> bool:
         """Returns whether a message is waiting."""
-        return self._has(self._socket, zmq.POLLIN)
-
-    def writable(self) -> bool:
-        """Returns whether a message would be taken."""
-        return self._has(self._socket, zmq.POLLOUT)
+        return _has_message(self._socket)
 
     def changes(self) -> Iterator[Change]:
         """Yields what has become of the connection since the last look."""
-        while self._has(self._monitor, zmq.POLLIN):
+        while _has_message(self._monitor):
             yield _CHANGES[recv_monitor_message(self._monitor)["event"]]  # type: ignore[index]
 
     def send(self, frames: Sequence[Frame]) -> bool:
@@ -138,12 +132,13 @@ class Dealer:
             frames.append(frame.bytes if len(frame) <= _COPY_BYTES else frame.buffer)
         return header, frames
 
-    def _has(self, socket: zmq.Socket[bytes], event: int) -> bool:
-        events = socket.getsockopt(zmq.EVENTS)
-        return isinstance(events, int) and bool(events & event)
-
     def close(self) -> None:
         """Closes the socket; what it has not sent is thrown away."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
+
+
+def _has_message(socket: zmq.Socket[bytes]) -> bool:
+    events = socket.getsockopt(zmq.EVENTS)
+    return isinstance(events, int) and bool(events & zmq.POLLIN)
